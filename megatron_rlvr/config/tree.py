@@ -1,0 +1,178 @@
+"""The typed tree of one run: every section, field, unit and default. Unknown keys are refused by `load.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    path: Path = Field(description="Hugging Face directory: config.json, tokenizer, *.safetensors")
+
+
+class DataConfig(Section):
+    train: Path = Field(description="JSONL with one problem a line")
+    validation: Path | None = Field(None, description="JSONL of held-out problems")
+    prompt_key: str = "problem"
+    answer_key: str = "answer"
+    chat_template: bool = Field(False, description="wrap each problem as one user message of the tokenizer's chat template")
+    suffix: str = Field("", description="text put after every problem, for example the boxed-answer instruction")
+    max_prompt_length: PositiveInt = Field(1024, description="tokens; a longer prompt is refused before the run")
+    shuffle: bool = True
+
+
+class RolloutConfig(Section):
+    engine: Literal["vllm", "transformers"] = "vllm"
+    precision: Literal["float32", "bf16"] = Field("bf16", description="precision of the engine's weights and activations")
+    group_size: PositiveInt = Field(8, description="G: responses per prompt")
+    max_response_length: PositiveInt = Field(1024, description="tokens")
+    temperature: PositiveFloat = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1, description="-1: no top-k")
+    refresh_interval: PositiveInt | None = Field(
+        None, description="optimizer updates between weight pushes to the engine; default: trainer.rollout_reuse"
+    )
+    max_staleness: int | None = Field(
+        None, ge=0, description="bound on learner version minus token version; default: what the schedule implies"
+    )
+    max_num_seqs: PositiveInt = Field(256, description="sequences that the engine decodes at once")
+    kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache per engine in GiB; default: memory_utilization")
+    memory_utilization: float = Field(0.45, gt=0, lt=1, description="share of the accelerator that vLLM may take")
+    enforce_eager: bool = Field(False, description="no CUDA graphs; always on where there is no CUDA")
+
+
+class LossConfig(Section):
+    """The policy loss; `hyperparameters` are checked against the loss's own dataclass."""
+
+    name: str = "respo"
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class DynamicSamplingConfig(Section):
+    enabled: bool = Field(False, description="drop groups whose verifier scores are all equal and sample replacements")
+    max_attempts: PositiveInt = Field(8, description="rollout rounds per batch before the run stops with the statistics")
+
+
+class AdvantageConfig(Section):
+    normalization: Literal["grpo", "center"] = "grpo"
+    eps: PositiveFloat = 1e-6
+    perturb_baseline: bool = False
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+
+
+class RewardConfig(Section):
+    name: Literal["strict_box", "normalized_box"] = "strict_box"
+    overlong_start: PositiveInt | None = Field(
+        None, description="tokens from which the overlong penalty grows; the published 30B runs: 4096"
+    )
+
+
+class ActorConfig(Section):
+    tensor_parallel: PositiveInt = 1
+    pipeline_parallel: PositiveInt = 1
+    virtual_pipeline: PositiveInt = Field(1, description="model chunks per pipeline rank (interleaved schedule when > 1)")
+    expert_parallel: PositiveInt = 1
+    expert_tensor_parallel: PositiveInt | None = Field(None, description="default: tensor_parallel if expert_parallel is 1, else 1")
+    data_parallel: PositiveInt = 1
+    dtype: Literal["float32", "bf16"] = "bf16"
+    batch_layout: Literal["packed", "padded"] = "packed"
+    micro_batch_tokens: PositiveInt = Field(16384, description="tokens per micro-batch, padding included")
+    recompute: Literal["none", "full"] = "none"
+    distributed_optimizer: bool = False
+    routing_replay: Literal["off"] = "off"
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def expert_tensor(self) -> int:
+        """Expert tensor parallel size with its default resolved."""
+        if self.expert_tensor_parallel is not None:
+            return self.expert_tensor_parallel
+        return self.tensor_parallel if self.expert_parallel == 1 else 1
+
+
+class OptimizerConfig(Section):
+    lr: PositiveFloat = 1e-6
+    weight_decay: float = Field(0.1, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    decoupled_weight_decay: bool = Field(True, description="AdamW when true, Adam with L2 when false")
+    clip_grad: float = Field(1.0, ge=0, description="global norm; 0: no clipping")
+    warmup_fraction: float = Field(0.05, ge=0, lt=1, description="share of the updates with a linearly rising learning rate")
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    min_lr: float = Field(0.0, ge=0)
+
+
+class TrainerConfig(Section):
+    updates: PositiveInt = Field(1024, description="optimizer updates of the run")
+    mini_batch_size: PositiveInt = Field(32, description="M: prompts per optimizer update")
+    rollout_reuse: PositiveInt = Field(1, description="N: mini-batches taken from one rollout batch")
+    eval_interval: PositiveInt | None = Field(None, description="updates between held-out evaluations; first and last always")
+    eval_samples: PositiveInt = Field(4, description="samples per held-out problem")
+    eval_problems: PositiveInt | None = Field(None, description="first n problems of the held-out set; default: all")
+    save_interval: PositiveInt | None = Field(None, description="updates between checkpoints; the last update is always saved")
+    step_zero_tolerance: PositiveFloat | None = Field(
+        None, description="stop when the first update after a refresh has a larger mean |log-prob gap|; default by precision"
+    )
+
+
+class LoggingConfig(Section):
+    wandb: bool = Field(False, description="offline when there is no API key in the environment")
+    project: str = "megatron_rlvr"
+    rollouts: bool = Field(True, description="write every rollout batch to rollouts/*.jsonl")
+    progress: bool = True
+
+
+class SftConfig(Section):
+    """Supervised warm-up on demonstrations: `python -m megatron_rlvr sft RUN.yaml`."""
+
+    demonstrations: Path | None = Field(None, description="JSONL with problem and response")
+    response_key: str = "response"
+    updates: PositiveInt = 200
+    batch_size: PositiveInt = Field(128, description="demonstrations per update")
+    lr: PositiveFloat = 3e-3
+    output: Path | None = Field(None, description="Hugging Face directory that the trained model is written to")
+
+
+class LaunchConfig(Section):
+    threads: PositiveInt = Field(1, description="OpenMP threads of each rank on a CPU")
+
+
+class RunConfig(Section):
+    """One run, from one YAML file and dotted overrides."""
+
+    name: str = "run"
+    seed: int = Field(0, ge=0)
+    run_dir: Path
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    loss: LossConfig = LossConfig()
+    advantages: AdvantageConfig = AdvantageConfig()
+    rewards: RewardConfig = RewardConfig()
+    actor: ActorConfig = ActorConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    logging: LoggingConfig = LoggingConfig()
+    sft: SftConfig = SftConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def refresh_interval(self) -> int:
+        """Optimizer updates between weight pushes."""
+        return self.rollout.refresh_interval or self.trainer.rollout_reuse
+
+    @property
+    def max_staleness(self) -> int:
+        """Bound on learner version minus token version, checked at admission and when trained on."""
+        implied = self.refresh_interval - 1
+        return implied if self.rollout.max_staleness is None else self.rollout.max_staleness

@@ -1,0 +1,133 @@
+"""The nouns of the loop: Prompt, Trajectory, Group and PackedBatch, each field with its shape, dtype and unit.
+
+Everything else in the package may import this module; it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+
+class UserError(Exception):
+    """A fault of the user's config, data, checkpoint or layout: one sentence with thing, value and remedy; exit code 2."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem: its token ids go to the engine as they are, its answer goes to the verifier."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    answer: str
+    text: str = ""
+
+
+@dataclass
+class Trajectory:
+    """One response with its context, as token ids; N = context + response tokens.
+
+    token_ids         [N] int32    everything the model read and wrote, in order
+    action_mask       [N] bool     True where the token was sampled by the policy and is trained on
+    behavior_logprobs [N] float32  nats, log-prob under the sampler that drew the token; 0 where action_mask is False
+    versions          [N] int32    weight version that sampled the token; -1 where action_mask is False
+    routed_experts    [N-1, layers, top_k] uint8/uint16 or None: routes of every token that was fed to the model
+    finish_reason     "stop" (end-of-sequence token) or "length" (cut at the cap)
+    text              the decoded response (sampled tokens only), for verifiers and people
+    score             verifier's verdict before shaping; NaN until rewarded
+    reward            score plus shaping terms, what advantages are computed from; NaN until rewarded
+    advantage         this response's advantage; NaN until known
+    reward_parts      named parts of the reward, for the metrics
+    """
+
+    token_ids: np.ndarray
+    action_mask: np.ndarray
+    behavior_logprobs: np.ndarray
+    versions: np.ndarray
+    finish_reason: str
+    text: str = ""
+    routed_experts: np.ndarray | None = None
+    score: float = float("nan")
+    reward: float = float("nan")
+    advantage: float = float("nan")
+    reward_parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens, context included."""
+        return len(self.token_ids)
+
+    @property
+    def response_length(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(self.action_mask.sum())
+
+
+@dataclass
+class Group:
+    """G responses to one starting state (a fresh prompt, or a prompt with a replayed prefix)."""
+
+    prompt: Prompt
+    trajectories: list[Trajectory]
+
+
+@dataclass
+class PackedBatch:
+    """One micro-batch of S sequences; A = its action tokens. Labels are shifted here, once, before any split over ranks.
+
+    `packed` layout: rows == 1, columns == T, sequences one after the other with position ids that restart.
+    `padded` layout: rows == S, columns == the longest sequence, right-padded (the reference layout).
+
+    token_ids         [rows, columns] int64
+    position_ids      [rows, columns] int64
+    cu_seqlens        [S+1] int32   boundaries of the packed sequences in tokens (None when padded); the last covers padding
+    max_seqlen        longest sequence in tokens
+    action_index      [A] int64     flat index (row-major) of the position whose logits predict each action token
+    labels            [A] int64     the action tokens themselves
+    action_cu_seqlens [S+1] int64   boundaries of the sequences in action tokens
+    behavior_logprobs [A] float32   nats
+    versions          [A] int64     weight version that sampled each action token
+    advantages        [S] float32   one per response
+    reference_logprobs [A] float32  nats, or None
+    """
+
+    token_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor | None
+    max_seqlen: int
+    action_index: torch.Tensor
+    labels: torch.Tensor
+    action_cu_seqlens: torch.Tensor
+    behavior_logprobs: torch.Tensor
+    versions: torch.Tensor
+    advantages: torch.Tensor
+    reference_logprobs: torch.Tensor | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.action_cu_seqlens) - 1
+
+    @property
+    def num_action_tokens(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same batch with every tensor on `device`."""
+        moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
+        return PackedBatch(**moved)
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimizer update trains on, as one data-parallel rank sees it.
+
+    micro_batches      this rank's micro-batches; every rank of the run has the same count (pipeline schedules need it)
+    num_action_tokens  action tokens of the whole mini-batch over all ranks: the one denominator of `token-mean`
+    num_sequences      responses of the whole mini-batch over all ranks: the denominator of `seq-mean-*`
+    """
+
+    micro_batches: list[PackedBatch]
+    num_action_tokens: int
+    num_sequences: int
