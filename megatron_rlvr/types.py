@@ -16,6 +16,50 @@ class UserError(Exception):
 
 
 @dataclass(frozen=True)
+class ModelSpec:
+    """A decoder as its Hugging Face config.json describes it; sizes are counts, `hidden_size` etc. are features.
+
+    moe_layers      [num_layers] bool   True where the MLP is a mixture of experts
+    rope_scaling    parameters of the RoPE variant as config.json names them (empty: default RoPE)
+    eos_token_ids   ids that end a response
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    qk_norm: bool
+    attention_bias: bool
+    eos_token_ids: tuple[int, ...]
+    moe_layers: tuple[bool, ...] = ()
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+    rope_scaling: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank stands in the groups that split a tensor (not pipeline: that decides which layers it has)."""
+
+    tensor_rank: int = 0
+    tensor_size: int = 1
+    expert_rank: int = 0
+    expert_size: int = 1
+    expert_tensor_rank: int = 0
+    expert_tensor_size: int = 1
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One problem: its token ids go to the engine as they are, its answer goes to the verifier."""
 
