@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+FilePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class ModelConfig(Section):
-    path: Path = Field(description="Hugging Face directory: config.json, tokenizer, *.safetensors")
+    path: FilePath = Field(description="Hugging Face directory: config.json, tokenizer, *.safetensors")
 
 
 class DataConfig(Section):
-    train: Path = Field(description="JSONL with one problem a line")
-    validation: Path | None = Field(None, description="JSONL of held-out problems")
+    train: FilePath = Field(description="JSONL with one problem a line")
+    validation: FilePath | None = Field(None, description="JSONL of held-out problems")
     prompt_key: str = "problem"
     answer_key: str = "answer"
     chat_template: bool = Field(False, description="wrap each problem as one user message of the tokenizer's chat template")
@@ -135,12 +137,12 @@ class LoggingConfig(Section):
 class SftConfig(Section):
     """Supervised warm-up on demonstrations: `python -m megatron_rlvr sft RUN.yaml`."""
 
-    demonstrations: Path | None = Field(None, description="JSONL with problem and response")
+    demonstrations: FilePath | None = Field(None, description="JSONL with problem and response")
     response_key: str = "response"
     updates: PositiveInt = 200
     batch_size: PositiveInt = Field(128, description="demonstrations per update")
     lr: PositiveFloat = 3e-3
-    output: Path | None = Field(None, description="Hugging Face directory that the trained model is written to")
+    output: FilePath | None = Field(None, description="Hugging Face directory that the trained model is written to")
 
 
 class LaunchConfig(Section):
@@ -152,7 +154,7 @@ class RunConfig(Section):
 
     name: str = "run"
     seed: int = Field(0, ge=0)
-    run_dir: Path
+    run_dir: FilePath
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
