@@ -1,0 +1,121 @@
+"""The weight map of one model: canonical Megatron tensors <-> Hugging Face tensors, sliced for any place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from megatron_rlvr.hf.families import Rule, family_rules
+from megatron_rlvr.hf.layouts import Shape, Slices, Vocabulary
+from megatron_rlvr.types import ModelSpec, Place, UserError
+
+ReadSlices = Callable[[str, Slices], torch.Tensor]
+
+
+class WeightMap:
+    """Names, shapes, slicing and merging of every tensor of `spec`.
+
+    vocab_multiple   embedding and output rows are padded with zeros to this multiple (Megatron needs one that the
+                     tensor parallel size divides)
+    """
+
+    def __init__(self, spec: ModelSpec, *, vocab_multiple: int = 1) -> None:
+        self.spec = spec
+        self.vocab_multiple = vocab_multiple
+        self._rules = {rule.name: rule for rule in family_rules(spec, vocab_multiple)}
+
+    def names(self) -> list[str]:
+        """Every canonical name, in model order; a tied output layer is not among them."""
+        return list(self._rules)
+
+    def local_names(self, place: Place) -> list[str]:
+        """The names without the experts of other expert-parallel ranks; pipeline stages are left to the caller."""
+        return [name for name, rule in self._rules.items() if self._is_local(rule, place)]
+
+    def hf_names(self, name: str) -> tuple[str, ...]:
+        """The Hugging Face tensors that make the canonical tensor `name`, in joining order."""
+        return tuple(source.name for source in self._rule(name).sources)
+
+    def hf_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every Hugging Face tensor of the model, in model order."""
+        return {source.name: source.shape for rule in self._rules.values() for source in rule.sources}
+
+    def shard_shape(self, name: str, place: Place) -> Shape:
+        """Shape of this rank's slice of `name`. Raises UserError where the place does not divide it."""
+        rule = self._rule(name)
+        _, size = _split(rule, place)
+        _require_divisible(rule, size)
+        return rule.layout.local_shape(_shapes(rule), size)
+
+    def is_expert(self, name: str) -> bool:
+        """True where `name` is split over the expert-tensor group and lives on one expert-parallel rank."""
+        return self._rule(name).expert is not None
+
+    def local_tensor(self, name: str, read: ReadSlices, place: Place) -> torch.Tensor:
+        """This rank's slice of `name`, in the dtype that `read` gives.
+
+        read   read(hf_name, slices) -> that part of the tensor; asked only for what this place needs
+
+        Raises UserError where the place does not divide the tensor, ValueError where the expert lives elsewhere.
+        """
+        rule = self._rule(name)
+        if not self._is_local(rule, place):
+            raise ValueError(f"{name} does not live on expert-parallel rank {place.expert_rank} of {place.expert_size}")
+        rank, size = _split(rule, place)
+        _require_divisible(rule, size)
+        slices = rule.layout.local_slices(_shapes(rule), rank, size)
+        parts = [read(source.name, part) for source, part in zip(rule.sources, slices, strict=True)]
+        return rule.layout.join(parts, _shapes(rule), size)
+
+    def merge(self, name: str, shards: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """The Hugging Face tensors of `name` from the shards of all (expert-)tensor-parallel ranks, in rank order.
+
+        The inverse of `local_tensor`: same bits, vocabulary padding removed. Of a replicated tensor the first shard is
+        taken, so one is enough. The results may share memory with each other and with the shards.
+        """
+        rule = self._rule(name)
+        _require_divisible(rule, len(shards))
+        expected = rule.layout.local_shape(_shapes(rule), len(shards))
+        for rank, shard in enumerate(shards):
+            if tuple(shard.shape) != expected:
+                raise ValueError(f"shard {rank} of {name} has shape {list(shard.shape)}, expected {list(expected)}")
+        merged = rule.layout.merge(_shapes(rule), shards)
+        return [(source.name, tensor) for source, tensor in zip(rule.sources, merged, strict=True)]
+
+    def _rule(self, name: str) -> Rule:
+        if name in self._rules:
+            return self._rules[name]
+        if name == "output_layer.weight" and self.spec.tie_word_embeddings:
+            # The last pipeline stage holds a copy of a tied embedding under this name.
+            embedding = self._rules["embedding.word_embeddings.weight"]
+            return Rule(name, embedding.sources, Vocabulary(multiple=self.vocab_multiple))
+        raise ValueError(f"{name!r} is not a tensor of this {self.spec.family} model")
+
+    def _is_local(self, rule: Rule, place: Place) -> bool:
+        if rule.expert is None:
+            return True
+        if self.spec.num_experts % place.expert_size:
+            raise UserError(
+                f"actor.expert_parallel {place.expert_size} does not divide the model's "
+                f"{self.spec.num_experts} experts; use a divisor of them."
+            )
+        return rule.expert // (self.spec.num_experts // place.expert_size) == place.expert_rank
+
+
+def _shapes(rule: Rule) -> list[Shape]:
+    return [source.shape for source in rule.sources]
+
+
+def _require_divisible(rule: Rule, size: int) -> None:
+    if not rule.layout.divides(_shapes(rule), size):
+        field = "tensor_parallel" if rule.expert is None else "expert_tensor_parallel"
+        shapes = ", ".join(f"{source.name} {list(source.shape)}" for source in rule.sources)
+        raise UserError(f"actor.{field} {size} cannot split {rule.name} evenly ({shapes}); use a smaller divisor.")
+
+
+def _split(rule: Rule, place: Place) -> tuple[int, int]:
+    """(rank, size) of the group over which the tensor is cut."""
+    if rule.expert is None:
+        return place.tensor_rank, place.tensor_size
+    return place.expert_tensor_rank, place.expert_tensor_size

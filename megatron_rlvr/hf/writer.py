@@ -1,0 +1,186 @@
+"""Write a trained model back as a Hugging Face directory: the source's names, shapes, files; whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from megatron_rlvr.hf.checkpoint import INDEX_FILE, SINGLE_FILE, HFCheckpoint
+from megatron_rlvr.hf.experts import fuse_experts
+from megatron_rlvr.hf.layouts import Shape
+from megatron_rlvr.types import UserError
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+# Everything of a model directory that is not weights: config, generation defaults, tokenizer, chat template, licence.
+_COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template.*",
+    "LICENSE*",
+)
+
+
+def write_checkpoint(
+    target: str | Path,
+    source_dir: str | Path,
+    tensors: NamedTensors,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+) -> None:
+    """Write `tensors` (Hugging Face name, whole tensor) as the directory `target`, with companions from `source_dir`.
+
+    The stream may come in any order, experts one by one; on disk, experts and a tied head stored twice look as they do
+    in the source. Memory: one shard. Written beside the target, synced and renamed, so that killed at any time the
+    target is absent or whole.
+
+    dtype      dtype on disk (config.json then names it); None: as the tensors come
+    overwrite  replace an existing target; otherwise it is refused
+
+    Raises UserError for an existing target or a bad source, ValueError when the stream is not the source's tensors.
+    """
+    target, source_dir = Path(target).absolute(), Path(source_dir)
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} already exists; choose another directory or ask to overwrite it.")
+    source = HFCheckpoint(source_dir)
+    partial = target.parent / f".{target.name}.partial"
+    _remove(partial)
+    partial.mkdir(parents=True)
+    try:
+        _write_shards(partial, _as_stored(tensors, source), source.stored_shapes(), dtype, max_shard_bytes)
+        _copy_companions(source_dir, partial, dtype)
+        _sync(partial)
+        _put_in_place(partial, target)
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def _as_stored(tensors: NamedTensors, source: HFCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stream as the source stores it: experts fused, a tied head repeated, every tensor once, with its shape."""
+    shapes = source.stored_shapes()
+    missing = dict(shapes)
+    for name, tensor in fuse_experts(_with_tied_head(tensors, shapes), shapes):
+        if name not in shapes or tuple(tensor.shape) != shapes[name]:
+            raise ValueError(f"{name} {list(tensor.shape)} is not in {source.path}: {shapes.get(name, 'no such name')}")
+        if missing.pop(name, None) is None:
+            raise ValueError(f"{name} was written twice")
+        yield name, tensor
+    if missing:
+        raise ValueError(f"{min(missing)} of {source.path} was never written")
+
+
+def _with_tied_head(tensors: NamedTensors, shapes: dict[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Repeat the embedding as lm_head.weight at the end where the source stores one and the stream has none."""
+    embedding, has_head = None, False
+    for name, tensor in tensors:
+        has_head |= name == "lm_head.weight"
+        embedding = tensor if name == "model.embed_tokens.weight" else embedding
+        yield name, tensor
+    if "lm_head.weight" in shapes and not has_head and embedding is not None:
+        yield "lm_head.weight", embedding
+
+
+def _write_shards(
+    directory: Path, tensors: NamedTensors, shapes: dict[str, Shape], dtype: torch.dtype | None, max_bytes: int
+) -> None:
+    shards: list[list[str]] = []
+    total = 0
+    for shard in _fill_shards(tensors, dtype, max_bytes):
+        total += sum(tensor.nbytes for tensor in shard.values())
+        shards.append(list(shard))
+        _save(shard, directory / f"{len(shards)}.safetensors")
+    if len(shards) == 1:
+        (directory / "1.safetensors").rename(directory / SINGLE_FILE)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        (directory / f"{number}.safetensors").rename(directory / file)
+        weight_map.update(dict.fromkeys(names, file))
+    index = {"metadata": {"total_size": total}, "weight_map": {name: weight_map[name] for name in sorted(shapes)}}
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _fill_shards(tensors: NamedTensors, dtype: torch.dtype | None, max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    shard: dict[str, torch.Tensor] = {}
+    filled = 0
+    for name, tensor in tensors:
+        # A copy: slices of one merged tensor share memory, which safetensors refuses.
+        owned = tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype, copy=True).contiguous()
+        if shard and filled + owned.nbytes > max_bytes:
+            yield shard
+            shard, filled = {}, 0
+        shard[name] = owned
+        filled += owned.nbytes
+    if shard:
+        yield shard
+
+
+def _save(shard: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(shard, path, metadata={"format": "pt"})
+    # safetensors makes its files private to the owner; others must be able to read them like the rest.
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def _copy_companions(source: Path, directory: Path, dtype: torch.dtype | None) -> None:
+    files = {file for pattern in _COMPANIONS for file in source.glob(pattern) if file.is_file()}
+    for file in files:
+        shutil.copyfile(file, directory / file.name)
+    if dtype is not None:
+        _name_dtype(directory / "config.json", str(dtype).removeprefix("torch."))
+
+
+def _name_dtype(config_file: Path, dtype: str) -> None:
+    """Keep config.json's statement of the dtype true; the file stays byte-identical when it already is."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    if config.get(key) != dtype:
+        config[key] = dtype
+        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Rename into place; an old target is moved aside first, because a full directory cannot be renamed over."""
+    aside = target.parent / f".{target.name}.replaced"
+    _remove(aside)
+    if target.exists():
+        target.rename(aside)
+    partial.rename(target)
+    _sync_directory(target.parent)
+    _remove(aside)
+
+
+def _sync(directory: Path) -> None:
+    for file in directory.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
