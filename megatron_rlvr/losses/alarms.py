@@ -1,0 +1,84 @@
+"""Plain sentences about metrics that mean training has silently stopped or become unsafe; input is finalized metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SMALL_ESS_SHARE = 0.1
+SMALL_KERNEL_WEIGHT = 0.1
+CLIPPED_SHARE = 0.95
+
+
+def alarms(metrics: Mapping[str, float]) -> list[str]:
+    """Sentences for one optimizer update, most of them empty days: an empty list is the normal answer."""
+    checks = (_effective_size, _starved_branch, _clamped, _toothless_credit, _impossible_tokens)
+    return [sentence for check in checks for sentence in check(metrics)]
+
+
+def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str]:
+    """The step-0 law: right after a refresh, at equal precision, every log ratio is within `tolerance` nats, nothing clipped."""
+    found = []
+    gap = metrics.get("actor/log_ratio_abs/max", 0.0)
+    if gap > tolerance:
+        found.append(
+            f"Right after a refresh the trainer and the sampler differ by {gap:.3g} nats on some token (tolerance "
+            f"{tolerance:g}): compare their weights, temperature, packing and precision before training on."
+        )
+    clipped = metrics.get("actor/pg_clipfrac", 0.0)
+    if clipped > 0:
+        found.append(
+            f"Right after a refresh {clipped:.1%} of the tokens are clipped, where none can be: the log-probs disagree."
+        )
+    return found
+
+
+def _effective_size(metrics: Mapping[str, float]) -> list[str]:
+    share = metrics.get("ess/kernel/share")
+    if share is None or share >= SMALL_ESS_SHARE:
+        return []
+    return [
+        f"The effective sample size after the kernel is {metrics['ess/kernel']:.3g}, {share:.1%} of the batch: a few samples "
+        "carry the whole update; refresh the sampler more often or reuse each rollout less."
+    ]
+
+
+def _starved_branch(metrics: Mapping[str, float]) -> list[str]:
+    found = []
+    for sign in ("positive", "negative"):
+        weight = metrics.get(f"kernel_weight/{sign}")
+        if weight is not None and weight < SMALL_KERNEL_WEIGHT:
+            found.append(
+                f"Responses with {sign} advantage keep a mean weight of {weight:.3g}: training on them has all but stopped; "
+                "look at log_w and at the weight by response length."
+            )
+    return found
+
+
+def _clamped(metrics: Mapping[str, float]) -> list[str]:
+    share = metrics.get("actor/pg_clipfrac", 0.0)
+    if share < CLIPPED_SHARE:
+        return []
+    return [
+        f"{share:.1%} of the tokens sit at the clip or clamp of the loss: the learner has left the sampler's range."
+    ]
+
+
+def _toothless_credit(metrics: Mapping[str, float]) -> list[str]:
+    bound, size = metrics.get("proximal_kl/credit_bound"), metrics.get("actor/advantage_abs", 0.0)
+    if bound is None or bound >= size:
+        return []
+    return [
+        f"The KL credit can reach {bound:.3g} at most (beta * cost_clip * min(horizon, length), mean length "
+        f"{metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot restrain "
+        "the policy; raise beta or cost_clip."
+    ]
+
+
+def _impossible_tokens(metrics: Mapping[str, float]) -> list[str]:
+    share = metrics.get("actor/impossible_tokens", 0.0)
+    if share == 0:
+        return []
+    return [
+        f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and are left out: "
+        "both must score tokens under the distribution that drew them."
+    ]
