@@ -1,4 +1,4 @@
-"""YAML and dotted overrides in, one checked tree out; the resolved tree goes back to YAML and loads to an equal tree."""
+"""YAML and dotted overrides in, one typed tree out; the resolved tree goes back to YAML and loads to an equal one."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             if key_node.value in seen:
-                raise UserError(
-                    f"key {key_node.value} is given twice, on lines {seen[key_node.value]} and {line}; remove one of them"
-                )
+                lines = f"{seen[key_node.value]} and {line}"
+                raise UserError(f"key {key_node.value} is given twice, on lines {lines}; remove one of them")
             seen[key_node.value] = line
         return cast(dict[Any, Any], super().construct_mapping(node, deep))
 
@@ -96,7 +95,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     dotted, equals, value = text.partition("=")
     path = tuple(dotted.strip().split("."))
     if not equals or not all(path):
-        raise UserError(f"override {text!r} is not of the form section.key=value; write for example trainer.updates=100")
+        raise UserError(f"override {text!r} is not section.key=value; write for example trainer.updates=100")
     return path, parse_yaml(value, f"override {text!r}")
 
 
@@ -108,7 +107,7 @@ def _apply(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         below = here[name]
         if not isinstance(below, dict):
             parent = ".".join(path[: depth + 1])
-            raise UserError(f"override {'.'.join(path)} goes below {parent}, which is the value {below!r}; set {parent} itself")
+            raise UserError(f"override {'.'.join(path)} goes below {parent}, which is {below!r}; set {parent} itself")
         here = below
     here[path[-1]] = value
 
@@ -131,7 +130,9 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
     try:
         text = json.dumps(tree)
     except TypeError as error:
-        raise UserError(f"the config holds a value that is no plain number, text, list or mapping ({error}); remove it") from None
+        raise UserError(
+            f"the config holds a value that is no number, text, list or mapping ({error}); remove it"
+        ) from None
     try:
         return RunConfig.model_validate_json(text, strict=True)
     except ValidationError as error:

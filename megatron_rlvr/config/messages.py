@@ -27,7 +27,7 @@ def known_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(key: str, root: type[BaseModel]) -> str | None:
-    """The known dotted key that `key` most likely meant: a sibling spelled alike, the same name elsewhere, or any alike."""
+    """The known dotted key that `key` meant, if any: a sibling spelled alike, or the same name elsewhere."""
     keys = list(known_keys(root))
     parent, _, name = key.rpartition(".")
     siblings = [k for k in keys if k.rpartition(".")[0] == parent]
@@ -66,7 +66,8 @@ def _unknown(key: str, root: type[BaseModel]) -> str:
         return f"unknown config key {key}; the nearest known key is {near}"
     parent = key.rpartition(".")[0]
     known = [k for k in known_keys(root) if k.rpartition(".")[0] == parent]
-    return f"unknown config key {key}; {f'{parent} knows' if parent else 'known sections and keys are'} {', '.join(known)}"
+    known_here = f"{parent} knows" if parent else "known sections and keys are"
+    return f"unknown config key {key}; {known_here} {', '.join(known)}"
 
 
 def _missing(key: str, error: Any, field: FieldInfo | None) -> str:
@@ -75,7 +76,9 @@ def _missing(key: str, error: Any, field: FieldInfo | None) -> str:
     section = _section(field) if field is not None else None
     needed = [f"{key}.{name}" for name, f in section.model_fields.items() if f.is_required()] if section else [key]
     meaning = f" ({field.description})" if field is not None and field.description else ""
-    return f"config key {needed[0]}{meaning} is missing; set it in the YAML file or as {needed[0]}=VALUE on the command line"
+    return (
+        f"config key {needed[0]}{meaning} is missing; set it in the YAML file or on the command line as {needed[0]}=..."
+    )
 
 
 def _sentence(error: Any, root: type[BaseModel]) -> str:
@@ -96,5 +99,5 @@ def _sentence(error: Any, root: type[BaseModel]) -> str:
 def explain(errors: ValidationError, root: type[BaseModel]) -> str:
     """One sentence on the first fault, unknown keys before all others; how many more faults there are is added."""
     details = sorted(errors.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    more = len(details) - 1
-    return _sentence(details[0], root) + (f" (and {more} more fault{'s' if more > 1 else ''} in the config)" if more else "")
+    more = f" (and {len(details) - 1} more in the config)" if len(details) > 1 else ""
+    return _sentence(details[0], root) + more

@@ -11,7 +11,9 @@ FilePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolut
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
 
 class ModelConfig(Section):
@@ -23,7 +25,9 @@ class DataConfig(Section):
     validation: FilePath | None = Field(None, description="JSONL of held-out problems")
     prompt_key: str = "problem"
     answer_key: str = "answer"
-    chat_template: bool = Field(False, description="wrap each problem as one user message of the tokenizer's chat template")
+    chat_template: bool = Field(
+        False, description="wrap each problem as one user message of the tokenizer's chat template"
+    )
     suffix: str = Field("", description="text put after every problem, for example the boxed-answer instruction")
     max_prompt_length: PositiveInt = Field(1024, description="tokens; a longer prompt is refused before the run")
     shuffle: bool = True
@@ -31,7 +35,9 @@ class DataConfig(Section):
 
 class RolloutConfig(Section):
     engine: Literal["vllm", "transformers"] = "vllm"
-    precision: Literal["float32", "bf16"] = Field("bf16", description="precision of the engine's weights and activations")
+    precision: Literal["float32", "bf16"] = Field(
+        "bf16", description="precision of the engine's weights and activations"
+    )
     group_size: PositiveInt = Field(8, description="G: responses per prompt")
     max_response_length: PositiveInt = Field(1024, description="tokens")
     temperature: PositiveFloat = 1.0
@@ -44,7 +50,9 @@ class RolloutConfig(Section):
         None, ge=0, description="bound on learner version minus token version; default: what the schedule implies"
     )
     max_num_seqs: PositiveInt = Field(256, description="sequences that the engine decodes at once")
-    kv_cache_gb: PositiveFloat | None = Field(None, description="KV cache per engine in GiB; default: memory_utilization")
+    kv_cache_gb: PositiveFloat | None = Field(
+        None, description="KV cache per engine in GiB; default: memory_utilization"
+    )
     memory_utilization: float = Field(0.45, gt=0, lt=1, description="share of the accelerator that vLLM may take")
     enforce_eager: bool = Field(False, description="no CUDA graphs; always on where there is no CUDA")
 
@@ -59,7 +67,9 @@ class LossConfig(Section):
 
 class DynamicSamplingConfig(Section):
     enabled: bool = Field(False, description="drop groups whose verifier scores are all equal and sample replacements")
-    max_attempts: PositiveInt = Field(8, description="rollout rounds per batch before the run stops with the statistics")
+    max_attempts: PositiveInt = Field(
+        8, description="rollout rounds per batch before the run stops with the statistics"
+    )
 
 
 class AdvantageConfig(Section):
@@ -79,9 +89,13 @@ class RewardConfig(Section):
 class ActorConfig(Section):
     tensor_parallel: PositiveInt = 1
     pipeline_parallel: PositiveInt = 1
-    virtual_pipeline: PositiveInt = Field(1, description="model chunks per pipeline rank (interleaved schedule when > 1)")
+    virtual_pipeline: PositiveInt = Field(
+        1, description="model chunks per pipeline rank (interleaved schedule when > 1)"
+    )
     expert_parallel: PositiveInt = 1
-    expert_tensor_parallel: PositiveInt | None = Field(None, description="default: tensor_parallel if expert_parallel is 1, else 1")
+    expert_tensor_parallel: PositiveInt | None = Field(
+        None, description="default: tensor_parallel if expert_parallel is 1, else 1"
+    )
     data_parallel: PositiveInt = 1
     dtype: Literal["float32", "bf16"] = "bf16"
     batch_layout: Literal["packed", "padded"] = "packed"
@@ -109,7 +123,9 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = 1e-8
     decoupled_weight_decay: bool = Field(True, description="AdamW when true, Adam with L2 when false")
     clip_grad: float = Field(1.0, ge=0, description="global norm; 0: no clipping")
-    warmup_fraction: float = Field(0.05, ge=0, lt=1, description="share of the updates with a linearly rising learning rate")
+    warmup_fraction: float = Field(
+        0.05, ge=0, lt=1, description="share of the updates with a linearly rising learning rate"
+    )
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     min_lr: float = Field(0.0, ge=0)
 
@@ -118,12 +134,17 @@ class TrainerConfig(Section):
     updates: PositiveInt = Field(1024, description="optimizer updates of the run")
     mini_batch_size: PositiveInt = Field(32, description="M: prompts per optimizer update")
     rollout_reuse: PositiveInt = Field(1, description="N: mini-batches taken from one rollout batch")
-    eval_interval: PositiveInt | None = Field(None, description="updates between held-out evaluations; first and last always")
+    eval_interval: PositiveInt | None = Field(
+        None, description="updates between held-out evaluations; first and last always"
+    )
     eval_samples: PositiveInt = Field(4, description="samples per held-out problem")
     eval_problems: PositiveInt | None = Field(None, description="first n problems of the held-out set; default: all")
-    save_interval: PositiveInt | None = Field(None, description="updates between checkpoints; the last update is always saved")
+    save_interval: PositiveInt | None = Field(
+        None, description="updates between checkpoints; the last update is always saved"
+    )
     step_zero_tolerance: PositiveFloat | None = Field(
-        None, description="stop when the first update after a refresh has a larger mean |log-prob gap|; default by precision"
+        None,
+        description="stop when the first update after a refresh has a larger mean |log-prob gap|; default by precision",
     )
 
 

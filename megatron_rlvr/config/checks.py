@@ -1,0 +1,247 @@
+"""Checks over several keys, the model and the disk, made before any process starts; each refusal is one sentence."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from megatron_rlvr.config.tree import ActorConfig, RunConfig
+from megatron_rlvr.types import ModelSpec, UserError
+
+Command = Literal["train", "eval", "sft"]
+
+
+def installed_version(distribution: str) -> tuple[int, ...] | None:
+    """(0, 16, 1) of an installed distribution, read without importing it; None where it is absent."""
+    try:
+        text = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:3])
+
+
+def check_config(
+    config: RunConfig,
+    spec: ModelSpec | None = None,
+    *,
+    command: Command = "train",
+    megatron_core: tuple[int, ...] | None = None,
+) -> None:
+    """Refuse a run that cannot work.
+
+    spec            the model's sizes; None leaves out the checks that need them
+    megatron_core   version of the megatron-core that will run; default: the one installed
+    Raises UserError: one sentence with the key, its value and the remedy.
+    """
+    check_paths(config, command)
+    check_layout(config.actor)
+    if command == "sft":
+        _check_sft(config)
+    else:
+        _check_rollout(config)
+    if command == "train":
+        _check_schedule(config)
+        _check_learning(config)
+    if spec is not None:
+        check_model(config, spec, command)
+        check_known_faults(config.actor, spec, megatron_core or installed_version("megatron-core"))
+
+
+def _divides(small: tuple[str, int], large: tuple[str, int]) -> None:
+    """Refuse when `small` does not divide `large`; both as (name, value)."""
+    if large[1] % small[1]:
+        divisors = [d for d in range(1, large[1] + 1) if large[1] % d == 0]
+        nearest = max((d for d in divisors if d <= small[1]), default=1)
+        raise UserError(
+            f"{small[0]} is {small[1]}, which does not divide {large[0]} {large[1]}; "
+            f"set {small[0]} to a divisor such as {nearest}"
+        )
+
+
+# Disk
+
+
+def check_paths(config: RunConfig, command: Command = "train") -> None:
+    """Refuse a missing or empty file that the command needs: the checkpoint's files, problems, demonstrations."""
+    _check_checkpoint(config.model.path)
+    if command == "train":
+        _check_file("data.train", config.data.train)
+    if command != "sft" and config.data.validation is not None:
+        _check_file("data.validation", config.data.validation)
+    if command == "eval" and config.data.validation is None:
+        raise UserError("data.validation is unset, so there is nothing to evaluate; set data.validation=PROBLEMS.jsonl")
+    if command == "sft" and config.sft.demonstrations is not None:
+        _check_file("sft.demonstrations", config.sft.demonstrations)
+
+
+def _check_file(key: str, path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{key} is {path}, which is not a file; set {key} to an existing JSONL file")
+    if path.stat().st_size == 0:
+        raise UserError(f"{key} is {path}, which is empty; set {key} to a JSONL file with one problem a line")
+
+
+def _check_checkpoint(path: Path) -> None:
+    if not path.is_dir():
+        raise UserError(
+            f"model.path is {path}, which is not a directory; set it to a Hugging Face checkpoint directory"
+        )
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model.path is {path}, which has no config.json; set it to a Hugging Face checkpoint directory"
+        )
+    index = path / "model.safetensors.index.json"
+    needed = _shards(index) if index.is_file() else {"model.safetensors"}
+    missing = sorted(name for name in needed if not (path / name).is_file())
+    if missing:
+        raise UserError(f"model.path is {path}, which lacks {missing[0]}; copy the whole checkpoint directory again")
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{index} is not a safetensors index; copy the checkpoint directory again") from None
+    if not names:
+        raise UserError(f"{index} lists no weights; copy the checkpoint directory again")
+    return names
+
+
+# Layout
+
+
+def check_layout(actor: ActorConfig) -> None:
+    """Refuse sizes that no model could be laid out with, as megatron.core.parallel_state forms its groups."""
+    if actor.virtual_pipeline > 1 and actor.pipeline_parallel == 1:
+        raise UserError(
+            f"actor.virtual_pipeline is {actor.virtual_pipeline} with actor.pipeline_parallel 1; "
+            "set actor.pipeline_parallel above 1 or actor.virtual_pipeline=1"
+        )
+    expert_ranks = actor.expert_parallel * actor.expert_tensor
+    dense_ranks = actor.tensor_parallel * actor.data_parallel
+    if dense_ranks % expert_ranks:
+        raise UserError(
+            f"actor.expert_parallel times actor.expert_tensor_parallel is {actor.expert_parallel} x "
+            f"{actor.expert_tensor}, which does not divide actor.tensor_parallel times actor.data_parallel, "
+            f"{actor.tensor_parallel} x {actor.data_parallel}; lower actor.expert_parallel or set actor.data_parallel to "
+            f"a multiple of {_lacking(expert_ranks, actor.tensor_parallel)}"
+        )
+
+
+def _lacking(expert_ranks: int, tensor_parallel: int) -> int:
+    """The smallest data-parallel size with which tensor x data is a multiple of expert_ranks."""
+    return next(d for d in range(1, expert_ranks + 1) if (d * tensor_parallel) % expert_ranks == 0)
+
+
+def check_model(config: RunConfig, spec: ModelSpec, command: Command = "train") -> None:
+    """Refuse a layout or a length that this model does not allow."""
+    for part, whole in _divisions(config.actor, spec):
+        _divides(part, whole)
+    if config.actor.expert_parallel > 1 and not spec.num_experts:
+        size = config.actor.expert_parallel
+        raise UserError(f"actor.expert_parallel is {size}, but the model has no experts; set it to 1")
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    if command != "sft" and longest > spec.max_position_embeddings:
+        raise UserError(
+            f"data.max_prompt_length plus rollout.max_response_length is {longest} tokens, more than the model's "
+            f"max_position_embeddings {spec.max_position_embeddings}; lower rollout.max_response_length by "
+            f"{longest - spec.max_position_embeddings}"
+        )
+
+
+def _divisions(actor: ActorConfig, spec: ModelSpec) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    tensor = ("actor.tensor_parallel", actor.tensor_parallel)
+    yield tensor, ("the model's num_attention_heads", spec.num_attention_heads)
+    yield tensor, ("the model's num_key_value_heads", spec.num_key_value_heads)
+    yield tensor, ("the model's hidden_size", spec.hidden_size)
+    if not spec.moe_layers or not all(spec.moe_layers):
+        yield tensor, ("the model's intermediate_size", spec.intermediate_size)
+    if spec.num_experts:
+        expert_tensor = ("actor.expert_tensor_parallel", actor.expert_tensor)
+        yield ("actor.expert_parallel", actor.expert_parallel), ("the model's num_experts", spec.num_experts)
+        yield expert_tensor, ("the model's moe_intermediate_size", spec.moe_intermediate_size)
+    if actor.virtual_pipeline == 1:
+        yield ("actor.pipeline_parallel", actor.pipeline_parallel), ("the model's num_hidden_layers", spec.num_layers)
+    else:
+        chunks = actor.pipeline_parallel * actor.virtual_pipeline
+        stages = ("actor.pipeline_parallel times actor.virtual_pipeline", chunks)
+        yield stages, ("the model's num_hidden_layers", spec.num_layers)
+
+
+def check_known_faults(actor: ActorConfig, spec: ModelSpec, megatron_core: tuple[int, ...] | None) -> None:
+    """Refuse layouts that this megatron-core is known to compute wrongly without saying so."""
+    broken = actor.tensor_parallel > 1 and actor.expert_parallel == 1 and actor.expert_tensor == 1
+    if spec.num_experts and broken and megatron_core is not None and megatron_core < (0, 19):
+        version = ".".join(str(n) for n in megatron_core)
+        raise UserError(
+            f"actor.expert_tensor_parallel is 1 with actor.tensor_parallel {actor.tensor_parallel} and "
+            f"actor.expert_parallel 1, for which megatron-core {version} computes wrong expert gradients; set "
+            f"actor.expert_tensor_parallel={actor.tensor_parallel} or actor.expert_parallel above 1"
+        )
+
+
+# Work
+
+
+def _check_sft(config: RunConfig) -> None:
+    if config.sft.demonstrations is None:
+        raise UserError("sft.demonstrations is unset; set sft.demonstrations=DEMONSTRATIONS.jsonl")
+    if config.sft.output is None:
+        raise UserError("sft.output is unset; set sft.output to the directory that the trained model is written to")
+    _divides(("actor.data_parallel", config.actor.data_parallel), ("sft.batch_size", config.sft.batch_size))
+
+
+def _check_rollout(config: RunConfig) -> None:
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError("rollout.engine is vllm, which is not installed; install it or set rollout.engine=transformers")
+
+
+def _check_schedule(config: RunConfig) -> None:
+    trainer, rollout = config.trainer, config.rollout
+    _divides(("actor.data_parallel", config.actor.data_parallel), ("trainer.mini_batch_size", trainer.mini_batch_size))
+    interval, reuse = config.refresh_interval, trainer.rollout_reuse
+    if interval % reuse:
+        raise UserError(
+            f"rollout.refresh_interval is {interval}, which is no multiple of trainer.rollout_reuse {reuse}; "
+            f"set it to {-(-interval // reuse) * reuse}"
+        )
+    if config.max_staleness < interval - 1:
+        raise UserError(
+            f"rollout.max_staleness is {config.max_staleness}, but with a refresh every {interval} updates tokens get "
+            f"{interval - 1} updates old; set rollout.max_staleness={interval - 1} or lower rollout.refresh_interval"
+        )
+    longest = config.data.max_prompt_length + rollout.max_response_length
+    if longest > config.actor.micro_batch_tokens:
+        raise UserError(
+            f"actor.micro_batch_tokens is {config.actor.micro_batch_tokens}, too few for a prompt with its response, "
+            f"up to {longest} tokens; set actor.micro_batch_tokens={longest} or more"
+        )
+
+
+def _check_learning(config: RunConfig) -> None:
+    if config.rollout.group_size == 1 and config.advantages.normalization == "grpo":
+        raise UserError(
+            "rollout.group_size is 1, for which advantages.normalization grpo has no deviation to divide by; "
+            "set rollout.group_size=2 or more"
+        )
+    start, cap = config.rewards.overlong_start, config.rollout.max_response_length
+    if start is not None and start >= cap:
+        raise UserError(
+            f"rewards.overlong_start is {start}, not below rollout.max_response_length {cap}, so the penalty never "
+            "applies; lower it or leave it unset"
+        )
+    if config.trainer.eval_interval is not None and config.data.validation is None:
+        raise UserError(
+            f"trainer.eval_interval is {config.trainer.eval_interval}, but data.validation is unset; set "
+            "data.validation or leave trainer.eval_interval out"
+        )
+    optimizer = config.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        raise UserError(f"optimizer.min_lr is {optimizer.min_lr}, above optimizer.lr {optimizer.lr}; lower it")
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        raise UserError(f"optimizer.betas is {list(optimizer.betas)}; set both values to at least 0 and below 1")
