@@ -53,7 +53,7 @@ class RefillBudget:
         return max(self.wanted - self.kept, 0)
 
     def admit(self, scores: Tensor, group_size: int, correct_above: float = 0.0) -> Tensor:
-        """[groups] bool: which groups of this round to keep, at most as many as are missing. Raises when out of attempts."""
+        """[groups] bool: which groups of this round to keep, at most those missing. Raises when out of attempts."""
         informative = informative_groups(scores, group_size)
         keep = informative & (informative.cumsum(0) <= self.missing)
         right = (scores.view(-1, group_size) > correct_above).all(dim=1)
@@ -69,6 +69,6 @@ class RefillBudget:
     def _explain(self) -> str:
         return (
             f"dynamic sampling found {self.kept} of {self.wanted} informative groups in {self.attempts} rounds "
-            f"({self.history} per round; {self.all_correct} groups all correct, {self.all_wrong} all wrong): use prompts of "
-            "fitting difficulty, a larger group, more attempts (advantage.dynamic_sampling.max_attempts), or switch it off."
+            f"({self.history} per round; {self.all_correct} groups all correct, {self.all_wrong} all wrong): use prompts "
+            "of fitting difficulty, larger groups, a larger advantage.dynamic_sampling.max_attempts, or switch it off."
         )

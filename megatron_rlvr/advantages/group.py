@@ -59,7 +59,7 @@ def _sizes(rewards: Tensor, group_size: int | Sequence[int]) -> Tensor:
     if isinstance(group_size, int):
         if group_size < 1 or len(rewards) % group_size:
             raise AdvantageError(
-                f"group_size={group_size} does not divide {len(rewards)} rewards: pass whole groups of at least one response."
+                f"group_size={group_size} does not divide {len(rewards)} rewards: pass whole groups of 1 or more."
             )
         return torch.full((len(rewards) // group_size,), group_size, dtype=torch.int64, device=rewards.device)
     if any(size < 1 for size in group_size) or sum(group_size) != len(rewards):
@@ -81,5 +81,5 @@ def _check(rewards: Tensor, sizes: Tensor, normalization: str, eps: float) -> No
         where = int(bad.nonzero()[0])
         group = int((sizes.cumsum(0) <= where).sum())
         raise AdvantageError(
-            f"reward of response {where} (group {group}) is {float(rewards[where])}: every response needs a finite reward."
+            f"reward of response {where} (group {group}) is {float(rewards[where])}: score it with a finite reward."
         )

@@ -21,7 +21,7 @@ def check_aggregation(aggregation: str) -> None:
 
 
 def aggregation_weights(aggregation: str, lengths: Tensor, num_tokens: int) -> Tensor | None:
-    """[T] float64 or None (all ones): 1/length of the response for `seq-mean-token-mean`; `lengths` [S] are whole ones."""
+    """[T] float64 or None (all ones): 1/length of the response for `seq-mean-token-mean`; `lengths` [S] uncut."""
     check_aggregation(aggregation)
     if aggregation != "seq-mean-token-mean":
         return None

@@ -1,4 +1,4 @@
-"""Plain sentences about metrics that mean training has silently stopped or become unsafe; input is finalized metrics."""
+"""Plain sentences about finalized metrics that mean training has silently stopped or become unsafe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str]:
-    """The step-0 law: right after a refresh, at equal precision, every log ratio is within `tolerance` nats, nothing clipped."""
+    """The step-0 law: right after a refresh, equal precision, log ratios are within `tolerance` nats, none clipped."""
     found = []
     gap = metrics.get("actor/log_ratio_abs/max", 0.0)
     if gap > tolerance:
@@ -27,7 +27,7 @@ def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str
     clipped = metrics.get("actor/pg_clipfrac", 0.0)
     if clipped > 0:
         found.append(
-            f"Right after a refresh {clipped:.1%} of the tokens are clipped, where none can be: the log-probs disagree."
+            f"Right after a refresh {clipped:.1%} of the tokens are clipped, where none can be: log-probs disagree."
         )
     return found
 
@@ -37,8 +37,8 @@ def _effective_size(metrics: Mapping[str, float]) -> list[str]:
     if share is None or share >= SMALL_ESS_SHARE:
         return []
     return [
-        f"The effective sample size after the kernel is {metrics['ess/kernel']:.3g}, {share:.1%} of the batch: a few samples "
-        "carry the whole update; refresh the sampler more often or reuse each rollout less."
+        f"The effective sample size after the kernel is {metrics['ess/kernel']:.3g}, {share:.1%} of the batch: a few "
+        "samples carry the whole update; refresh the sampler more often or reuse each rollout less."
     ]
 
 
@@ -48,8 +48,8 @@ def _starved_branch(metrics: Mapping[str, float]) -> list[str]:
         weight = metrics.get(f"kernel_weight/{sign}")
         if weight is not None and weight < SMALL_KERNEL_WEIGHT:
             found.append(
-                f"Responses with {sign} advantage keep a mean weight of {weight:.3g}: training on them has all but stopped; "
-                "look at log_w and at the weight by response length."
+                f"Responses with {sign} advantage keep a mean weight of {weight:.3g}: training on them has all but "
+                "stopped; look at log_w and at the weight by response length."
             )
     return found
 
@@ -69,8 +69,8 @@ def _toothless_credit(metrics: Mapping[str, float]) -> list[str]:
         return []
     return [
         f"The KL credit can reach {bound:.3g} at most (beta * cost_clip * min(horizon, length), mean length "
-        f"{metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot restrain "
-        "the policy; raise beta or cost_clip."
+        f"{metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot "
+        "restrain the policy; raise beta or cost_clip."
     ]
 
 
@@ -79,6 +79,6 @@ def _impossible_tokens(metrics: Mapping[str, float]) -> list[str]:
     if share == 0:
         return []
     return [
-        f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and are left out: "
-        "both must score tokens under the distribution that drew them."
+        f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and are left "
+        "out: both must score tokens under the distribution that drew them."
     ]

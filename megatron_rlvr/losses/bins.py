@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -76,5 +77,5 @@ def _finalize_tail(
 
 def bin_labels(edges: Sequence[float]) -> list[str]:
     """Names of the bins: `<-20`, `-20..-10`, ..., `>=20`."""
-    inner = [f"{low:g}..{high:g}" for low, high in zip(edges, edges[1:], strict=False)]
+    inner = [f"{low:g}..{high:g}" for low, high in pairwise(edges)]
     return [f"<{edges[0]:g}", *inner, f">={edges[-1]:g}"]

@@ -1,6 +1,6 @@
 """What every policy loss is made of: the packed tokens it reads, the terms it returns, and its entry in the registry.
 
-Every loss of this package is  -(1/N) sum_t stop_gradient(c_t) log pi_theta(t);  a loss file defines c_t and nothing else.
+Every loss here is  -(1/N) sum_t stop_gradient(c_t) log pi_theta(t);  a loss file defines c_t and nothing else.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ SequenceKernel = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Tensor]]
 class PolicyLoss:
     """One entry of the registry.
 
-    terms      (PackedTokens, hyperparameters) -> Terms
-    kernel     sequence-level losses: (log_w [S], lengths [S], advantages [S], hyperparameters) -> (phi [S], clipped [S]), so
-               that a layout which splits a response over ranks can complete log_w and lengths first
-    measures   sums that only this loss reports, keyed as `diagnostics.py` explains
+    terms      (PackedTokens, settings) -> Terms
+    kernel     sequence-level losses: (log_w [S], lengths [S], advantages [S], settings) -> (phi [S], clipped [S]),
+               so that a layout which splits a response over ranks can complete log_w and lengths first
+    measures   sums that only this loss reports, keyed as `metrics.py` explains
     reference  whether reference_logprobs must be given; "optional" means pi_k = pi_behav when they are not
     """
 

@@ -59,8 +59,8 @@ def ratio_sums(tokens: PackedTokens) -> Sums:
 def kl_sums(other: str, log_ratio: Tensor, sampled_from_learner: bool) -> Sums:
     """k1 and k3 estimates of KL between learner and `other` over sampled tokens; log_ratio [T] = learner - other.
 
-    KL(sampler || q): k1 = log sampler - log q, k3 = r - 1 - log r with r = q/sampler. To the behaviour policy, which drew
-    the tokens, it is KL(behaviour || learner); to the reference KL(learner || reference), the learner taken as sampler.
+    KL(sampler || q): k1 = log sampler - log q, k3 = r - 1 - log r with r = q/sampler. To the behaviour policy, which
+    drew the tokens, it is KL(behaviour || learner); to the reference KL(learner || reference), the learner as sampler.
     """
     log_r = -log_ratio if sampled_from_learner else log_ratio
     k3 = torch.expm1(log_r.clamp(max=LOG_WEIGHT_CLAMP)) - log_r
@@ -82,7 +82,7 @@ def log_weight_sums(tokens: PackedTokens) -> Sums:
 
 
 def kernel_sums(tokens: PackedTokens, terms: Terms, per_response: bool) -> Sums:
-    """Weights before and after the kernel or clip: tails by log W, effective sample size, mean per branch, clip share."""
+    """Weights before and after the kernel or clip: tails by log W, effective sample size, branch means, clip share."""
     mass = segment_mean(terms.coefficients.abs(), tokens.cu_seqlens)
     sums = tail_sums(tokens.log_w, tokens.advantages, mass, tokens.lengths, positive=True)
     sums.update(tail_sums(tokens.log_w, tokens.advantages, mass, tokens.lengths, positive=False))

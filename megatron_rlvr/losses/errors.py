@@ -13,7 +13,7 @@ class LossError(UserError, ValueError):
 
 
 class NonFiniteLogprobError(UserError, FloatingPointError):
-    """NaN (or +inf) among the inputs; the message names the sequence, so that the update stops with a trace to follow."""
+    """NaN (or +inf) among the inputs; the message names the sequence; the update stops."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> LossError:

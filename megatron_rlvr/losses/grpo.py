@@ -1,4 +1,4 @@
-"""GRPO, decoupled: PPO's clip acts on rho = pi_theta/pi_k, the correction pi_k/pi_behav multiplies what is left (SPEC 3).
+"""GRPO, decoupled: PPO's clip acts on rho = pi_theta/pi_k, the correction pi_k/pi_behav multiplies the rest (SPEC 3).
 
 The product (pi_k/pi_behav) rho is pi_theta/pi_behav = w, so c_t = w_t A where the clip is inactive and 0 where it is
 active; pi_k = pi_behav gives the ordinary clipped surrogate, clip_low != clip_high DAPO's asymmetric clip.

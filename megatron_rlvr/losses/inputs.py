@@ -87,8 +87,8 @@ def _refuse(name: str, values: Tensor, cu_seqlens: Tensor, bad: Tensor) -> None:
     offset = where - int(cu_seqlens[sequence])
     place = "" if name == "advantages" else f" at its token {offset} (packed position {where})"
     raise NonFiniteLogprobError(
-        f"{name} of sequence {sequence} is {float(values[where])}{place}: the update is stopped; look for non-finite weights "
-        "or inputs in the pass that produced it."
+        f"{name} of sequence {sequence} is {float(values[where])}{place}: the update is stopped; look for non-finite "
+        "weights or inputs in the pass that produced it."
     )
 
 

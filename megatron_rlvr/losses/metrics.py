@@ -11,7 +11,7 @@ A flat dict of float64 tensors; the end of a key says what it is:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -20,7 +20,11 @@ from torch import Tensor
 from megatron_rlvr.losses.bins import finalize_bins
 
 Reduction = Literal["sum", "max", "min"]
-_JOIN = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+_JOIN: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 
 
 def reduction_of(key: str) -> Reduction:

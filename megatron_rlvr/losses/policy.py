@@ -92,7 +92,7 @@ def policy_loss(
     normalizer: Tensor | float | None = None,
     **hyperparameters: Any,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """(loss_sum, num_tokens, metrics), where loss = loss_sum / normalizer and normalizer spans the optimizer mini-batch.
+    """(loss_sum, num_tokens, metrics), loss = loss_sum / normalizer, where normalizer spans the optimizer mini-batch.
 
     loss_sum    [] -sum_t c_t logprobs_t, each token also weighted 1/length for `seq-mean-token-mean`. Divided here only
                 if `normalizer` is given: the action tokens of the whole mini-batch over all micro-batches and ranks for

@@ -19,7 +19,7 @@ from megatron_rlvr.losses.segments import expand, segment_mean, segment_suffix_s
 
 @dataclass(frozen=True)
 class ProximalKlHyperparameters(Hyperparameters):
-    """beta (cost per nat), horizon H in tokens or "full", cost_clip eps_F in nats or None, tail decay, weighting of w."""
+    """beta (cost per nat), horizon H in tokens or "full", cost_clip eps_F in nats or None, tail decay, weighting."""
 
     beta: float = number(0.30, low=0.0)
     horizon: int | Literal["full"] = count_or("full", "full")

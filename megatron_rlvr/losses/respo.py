@@ -36,8 +36,8 @@ class RespoHyperparameters(Hyperparameters):
         """phi(0) > 0 and phi'(0) = 0; the latter needs lam = 1/phi0(0), which is 1/(1-b) at a = 2 (Eq. 25)."""
         if self.alpha_pos <= 1 or self.beta_pos == 1:
             return [
-                f"alpha_pos={self.alpha_pos:g} with beta_pos={self.beta_pos:g} makes phi(0) = 0, so positive responses that "
-                "became unlikely are starved of gradient: choose alpha_pos above 1 and beta_pos below 1."
+                f"alpha_pos={self.alpha_pos:g} with beta_pos={self.beta_pos:g} makes phi(0) = 0, so positive responses "
+                "that became unlikely are starved of gradient: choose alpha_pos above 1 and beta_pos below 1."
             ]
         wanted = (1 - self.beta_pos) ** (-1 / (self.alpha_pos - 1))
         # a > 2: phi'(0) = 0 for any lam, and phi falls everywhere as soon as lam >= 1/phi0(0)
@@ -45,7 +45,7 @@ class RespoHyperparameters(Hyperparameters):
         if fine:
             return []
         return [
-            f"lambda_pos={self.lambda_pos:g} breaks the tail condition of the positive branch (phi'(0) = 0, ReSPO Eq. 25): "
+            f"lambda_pos={self.lambda_pos:g} breaks the positive tail condition (phi'(0) = 0, ReSPO Eq. 25): "
             f"with alpha_pos={self.alpha_pos:g} and beta_pos={self.beta_pos:g} it asks for lambda_pos={wanted:g}."
         ]
 
@@ -54,14 +54,14 @@ class RespoHyperparameters(Hyperparameters):
         found = []
         if self.alpha_neg > 1 and self.beta_neg < 1:
             found.append(
-                f"alpha_neg={self.alpha_neg:g} keeps phi(0) above 0, so negative responses that are already suppressed keep "
-                "pushing: choose alpha_neg at most 1."
+                f"alpha_neg={self.alpha_neg:g} keeps phi(0) above 0, so negative responses that are already suppressed "
+                "keep pushing: choose alpha_neg at most 1."
             )
         if not math.isclose(self.beta_neg * (1 - self.lambda_neg), -0.5, rel_tol=1e-6):
             remedy = f"lambda_neg={1 + 0.5 / self.beta_neg:g}" if self.beta_neg > 0 else "beta_neg above 0"
             found.append(
-                f"lambda_neg={self.lambda_neg:g} breaks the slope matching of the negative branch (b (1 - lam) = -1/2 at "
-                f"W = 1): with beta_neg={self.beta_neg:g} it asks for {remedy}."
+                f"lambda_neg={self.lambda_neg:g} breaks the slope matching of the negative branch (b (1 - lam) = -1/2 "
+                f"at W = 1): with beta_neg={self.beta_neg:g} it asks for {remedy}."
             )
         return found
 

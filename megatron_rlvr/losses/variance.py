@@ -30,7 +30,7 @@ def correction_variance(
     groups, rest = divmod(len(cu_seqlens) - 1, group_size)
     if rest or group_size < 2:
         raise LossError(
-            f"group_size={group_size} does not fit {len(cu_seqlens) - 1} responses: V(H) needs whole groups of at least 2."
+            f"group_size={group_size} does not fit {len(cu_seqlens) - 1} responses: V(H) needs whole groups from 2."
         )
     cu_seqlens = cu_seqlens.to(logprobs.device, torch.int64)
     first = first_token_correction(logprobs - reference_logprobs, cu_seqlens, horizon, cost_clip).mul_(beta)
