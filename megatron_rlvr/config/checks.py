@@ -128,8 +128,8 @@ def check_layout(actor: ActorConfig) -> None:
         raise UserError(
             f"actor.expert_parallel times actor.expert_tensor_parallel is {actor.expert_parallel} x "
             f"{actor.expert_tensor}, which does not divide actor.tensor_parallel times actor.data_parallel, "
-            f"{actor.tensor_parallel} x {actor.data_parallel}; lower actor.expert_parallel or set actor.data_parallel to "
-            f"a multiple of {_lacking(expert_ranks, actor.tensor_parallel)}"
+            f"{actor.tensor_parallel} x {actor.data_parallel}; lower actor.expert_parallel or set actor.data_parallel "
+            f"to a multiple of {_lacking(expert_ranks, actor.tensor_parallel)}"
         )
 
 

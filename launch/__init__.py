@@ -1,0 +1,1 @@
+"""How a run starts: local processes on this machine."""

@@ -1,0 +1,105 @@
+"""All ranks of a run on this machine, from one command.
+
+One process per rank, each in its own session. A rank that fails ends the others within seconds, its error is shown
+first, and its exit code is the launcher's. No process outlives the launcher, however the launcher ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from launch.failure import describe, error_file
+from launch.ranks import Ranks
+
+
+@contextlib.contextmanager
+def _signals_stop(ranks: Ranks) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end the ranks; a signal that is ignored already (nohup) stays ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        ranks.stop(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {n: signal.signal(n, stop) for n in wanted if signal.getsignal(n) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def rank_environment(rank: int, world_size: int, port: int, *, threads: int, cpu: bool) -> dict[str, str]:
+    """What torch.distributed reads with init_method env://, for a store that the launcher itself serves on `port`.
+
+    Serving the store here, on a port that the kernel chose and that stays bound, leaves no moment at which two jobs
+    on one machine could pick the same port; the TORCHELASTIC variables are how torch is told not to serve another.
+    """
+    environment = dict(os.environ)
+    environment.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
+        OMP_NUM_THREADS=str(threads),
+        TOKENIZERS_PARALLELISM="false",
+        PYTHONUNBUFFERED="1",
+    )
+    if cpu:
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir: Path) -> int:
+    """Run `command` once per rank and wait; return 0, or the exit code of the rank that failed first.
+
+    command   program and arguments; a rank knows itself by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
+    threads   OpenMP threads of each rank
+    log_dir   rank0 prints to this terminal, the others to log_dir/rank<i>.log
+    Returns 128 + n when signal n killed the rank, or ended the launcher.
+    """
+    import torch
+    from torch.distributed import TCPStore
+
+    log_dir.mkdir(parents=True, exist_ok=True)
+    for rank in range(world_size):
+        error_file(log_dir, rank).unlink(missing_ok=True)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    cpu = not torch.cuda.is_available()
+    ranks = Ranks(log_dir)
+    with _signals_stop(ranks), ranks:
+        for rank in range(world_size):
+            ranks.start(rank, command, rank_environment(rank, world_size, store.port, threads=threads, cpu=cpu))
+        ranks.wait()
+    if ranks.stopped is not None:
+        print(f"ended by {ranks.stopped.name}", file=sys.stderr, flush=True)
+        return 128 + ranks.stopped
+    first = min(ranks.failures, key=lambda failure: failure.order, default=None)
+    if first is None:
+        return 0
+    print(describe(first, log_dir), file=sys.stderr, flush=True)
+    return first.exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m launch.local RUN.yaml [section.key=value ...]`: the same as `python -m megatron_rlvr train`."""
+    from megatron_rlvr.cli import main as cli
+
+    return cli(["train", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
