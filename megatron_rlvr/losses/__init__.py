@@ -1,6 +1,6 @@
 """Policy losses on packed action tokens: coefficients, losses, diagnostics. Needs torch alone."""
 
-from megatron_rlvr.losses.aggregation import AGGREGATIONS, aggregation_count, aggregation_weights
+from megatron_rlvr.losses.aggregation import AGGREGATIONS, aggregation_count, response_weights
 from megatron_rlvr.losses.alarms import alarms, step_zero_alarms
 from megatron_rlvr.losses.errors import LossError, NonFiniteLogprobError
 from megatron_rlvr.losses.metrics import (
@@ -20,7 +20,6 @@ __all__ = [
     "NonFiniteLogprobError",
     "PolicyWeights",
     "aggregation_count",
-    "aggregation_weights",
     "alarms",
     "available_losses",
     "check_hyperparameters",
@@ -33,6 +32,7 @@ __all__ = [
     "policy_loss",
     "policy_weights",
     "reduction_of",
+    "response_weights",
     "step_zero_alarms",
     "token_coefficients",
     "unflatten_metrics",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from megatron_rlvr.losses.errors import unknown_name
-from megatron_rlvr.losses.segments import expand
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 
@@ -20,12 +19,10 @@ def check_aggregation(aggregation: str) -> None:
         raise unknown_name("aggregation", str(aggregation), AGGREGATIONS)
 
 
-def aggregation_weights(aggregation: str, lengths: Tensor, num_tokens: int) -> Tensor | None:
-    """[T] float64 or None (all ones): 1/length of the response for `seq-mean-token-mean`; `lengths` [S] uncut."""
+def response_weights(aggregation: str, lengths: Tensor) -> Tensor | None:
+    """[S] float64 or None (all ones): 1/length for `seq-mean-token-mean`; `lengths` [S] of whole responses."""
     check_aggregation(aggregation)
-    if aggregation != "seq-mean-token-mean":
-        return None
-    return expand(1.0 / lengths.clamp(min=1).double(), lengths, num_tokens)
+    return 1.0 / lengths.clamp(min=1).double() if aggregation == "seq-mean-token-mean" else None
 
 
 def aggregation_count(aggregation: str, cu_seqlens: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron_rlvr.losses.hyperparameters import Hyperparameters
-from megatron_rlvr.losses.segments import expand, segment_sum
+from megatron_rlvr.losses.segments import Segments
 
 IMPOSSIBLE_LOG_RATIO = 1e4  # nats; stands for log 0 - finite: far beyond any clamp, yet finite in every sum
 
@@ -27,23 +27,25 @@ class PackedTokens:
     behavior_logprobs   [T] sampler pi_behav; -inf marks a token the sampler cannot have drawn: masked from every sum
     reference_logprobs  [T] proximal reference pi_k
     advantages          [S] float64
-    cu_seqlens          [S+1] int64
+    segments            where the sequences lie
+    all_finite          no log-prob is -inf
     """
 
     logprobs: Tensor
     behavior_logprobs: Tensor
     reference_logprobs: Tensor
     advantages: Tensor
-    cu_seqlens: Tensor
+    segments: Segments
+    all_finite: bool
 
     @property
     def num_tokens(self) -> int:
-        return len(self.logprobs)
+        return self.segments.num_tokens
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """[S] int64, tokens."""
-        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        return self.segments.lengths
 
     @cached_property
     def log_ratio(self) -> Tensor:
@@ -60,11 +62,11 @@ class PackedTokens:
     @cached_property
     def log_w(self) -> Tensor:
         """[S] float64, log of the product of all token ratios of a response, before any clamp."""
-        return segment_sum(self.log_ratio, self.cu_seqlens)
+        return self.segments.sum(self.log_ratio)
 
     def expand(self, per_sequence: Tensor) -> Tensor:
         """[S] -> [T] in the dtype of the log-probs."""
-        return expand(per_sequence.to(self.logprobs.dtype), self.lengths, self.num_tokens)
+        return self.segments.expand(per_sequence.to(self.logprobs.dtype))
 
     @cached_property
     def token_advantages(self) -> Tensor:
@@ -81,8 +83,8 @@ class Terms:
     """What a loss says about a packed batch.
 
     coefficients  [T] c_t
-    weights       [S] (sequence-level losses) or [T]: what multiplies the advantage, clipped parts included as 0
-    clipped       [T] bool or None: tokens whose weight the loss's clip or clamp cuts or switches off
+    weights       [S] (losses with a kernel) or [T]: what multiplies the advantage, clipped parts included as 0
+    clipped       [S] or [T] bool, or None: where the loss's clip or clamp cuts the weight or switches it off
     """
 
     coefficients: Tensor
@@ -118,8 +120,7 @@ def sequence_loss(name: str, hyperparameters: type[Hyperparameters], kernel: Seq
 
     def terms(tokens: PackedTokens, hp: Hyperparameters) -> Terms:
         phi, clipped = kernel(tokens.log_w, tokens.lengths, tokens.advantages, hp)
-        spread = expand(clipped, tokens.lengths, tokens.num_tokens)
-        return Terms(tokens.expand(phi * tokens.advantages), phi, spread)
+        return Terms(tokens.expand(phi * tokens.advantages), phi, clipped)
 
     return PolicyLoss(name, hyperparameters, terms, kernel=kernel)
 

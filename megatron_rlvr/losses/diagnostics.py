@@ -8,7 +8,6 @@ from torch import Tensor
 from megatron_rlvr.losses.bins import tail_sums, weight_by_length_sums
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss, Terms
 from megatron_rlvr.losses.hyperparameters import LOG_WEIGHT_CLAMP, Hyperparameters
-from megatron_rlvr.losses.segments import segment_mean
 
 Sums = dict[str, Tensor]
 
@@ -83,13 +82,14 @@ def log_weight_sums(tokens: PackedTokens) -> Sums:
 
 def kernel_sums(tokens: PackedTokens, terms: Terms, per_response: bool) -> Sums:
     """Weights before and after the kernel or clip: tails by log W, effective sample size, branch means, clip share."""
-    mass = segment_mean(terms.coefficients.abs(), tokens.cu_seqlens)
+    mass = tokens.segments.mean(terms.coefficients.abs())
     sums = tail_sums(tokens.log_w, tokens.advantages, mass, tokens.lengths, positive=True)
     sums.update(tail_sums(tokens.log_w, tokens.advantages, mass, tokens.lengths, positive=False))
-    weights = terms.weights if per_response else segment_mean(terms.weights, tokens.cu_seqlens)
+    weights = terms.weights if per_response else tokens.segments.mean(terms.weights)
     sums.update(weight_by_length_sums(weights, tokens.lengths))
     sums.update(_effective_sizes(tokens, terms, per_response))
-    sums["actor/pg_clipfrac/num"] = mass.new_zeros(()) if terms.clipped is None else terms.clipped.sum().double()
+    clipped = mass.new_zeros(1) if terms.clipped is None else terms.clipped
+    sums["actor/pg_clipfrac/num"] = (clipped * tokens.lengths if per_response else clipped).sum().double()
     sums["actor/pg_clipfrac/den"] = _count(tokens.logprobs)
     return sums
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss
 from megatron_rlvr.losses.errors import LossError, NonFiniteLogprobError
+from megatron_rlvr.losses.segments import Segments
 
 
 def pack(
@@ -34,8 +35,9 @@ def pack(
     advantages = advantages.detach().to(logprobs.device, torch.float64)
     cu_seqlens = cu_seqlens.to(logprobs.device, torch.int64)
     _check_shapes(named, advantages, cu_seqlens)
-    _check_numbers(named, advantages, cu_seqlens)
-    return PackedTokens(**named, advantages=advantages, cu_seqlens=cu_seqlens)
+    all_finite = _check_numbers(named, advantages, cu_seqlens)
+    segments = Segments(cu_seqlens, len(named["logprobs"]))
+    return PackedTokens(**named, advantages=advantages, segments=segments, all_finite=all_finite)
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -61,8 +63,8 @@ def _check_shapes(named: dict[str, Tensor], advantages: Tensor, cu_seqlens: Tens
         )
 
 
-def _check_numbers(named: dict[str, Tensor], advantages: Tensor, cu_seqlens: Tensor) -> None:
-    """Boundaries in order, no NaN, no +inf. Sums give the first answer: a NaN or infinity anywhere shows in them."""
+def _check_numbers(named: dict[str, Tensor], advantages: Tensor, cu_seqlens: Tensor) -> bool:
+    """Refuse boundaries out of order, NaN and +inf; True if nothing is infinite. A NaN or infinity shows in the sum."""
     num_tokens = len(named["logprobs"])
     ordered = (cu_seqlens[1:] >= cu_seqlens[:-1]).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == num_tokens)
     finite = torch.isfinite(torch.stack([value.sum().double() for value in (*named.values(), advantages)])).all()
@@ -72,10 +74,12 @@ def _check_numbers(named: dict[str, Tensor], advantages: Tensor, cu_seqlens: Ten
             f"cu_seqlens {_short(cu_seqlens)} is refused: it has to rise from 0 to the {num_tokens} packed tokens."
         )
     if is_finite:
-        return
-    _refuse("advantages", advantages, torch.arange(len(advantages) + 1), ~torch.isfinite(advantages))
+        return True
+    one_each = torch.arange(len(advantages) + 1, device=advantages.device)
+    _refuse("advantages", advantages, one_each, ~torch.isfinite(advantages))
     for name, value in named.items():
         _refuse(name, value, cu_seqlens, torch.isnan(value) | torch.isposinf(value))
+    return False
 
 
 def _refuse(name: str, values: Tensor, cu_seqlens: Tensor, bad: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megatron_rlvr.losses.aggregation import aggregation_count, aggregation_weights, check_aggregation
+from megatron_rlvr.losses.aggregation import aggregation_count, check_aggregation, response_weights
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss, Terms
 from megatron_rlvr.losses.diagnostics import metric_sums
 from megatron_rlvr.losses.errors import LossError
@@ -72,11 +72,11 @@ def policy_weights(
     settings = build(name, loss.hyperparameters, hyperparameters)
     tokens = pack(loss, logprobs, behavior_logprobs, reference_logprobs, advantages, cu_seqlens)
     terms = _masked(loss, tokens, loss.terms(tokens, settings))
-    scale = aggregation_weights(aggregation, tokens.lengths, tokens.num_tokens)
-    weights = terms.coefficients if scale is None else terms.coefficients * scale.to(terms.coefficients.dtype)
+    scale = response_weights(aggregation, tokens.lengths)
+    weights = terms.coefficients if scale is None else terms.coefficients * tokens.expand(scale)
     metrics = metric_sums(loss, tokens, terms, settings, has_reference=reference_logprobs is not None)
     metrics["actor/pg_loss/num"] = -(weights * _finite(tokens.logprobs)).sum(dtype=torch.float64)
-    metrics["actor/pg_loss/den"] = aggregation_count(aggregation, tokens.cu_seqlens).double()
+    metrics["actor/pg_loss/den"] = aggregation_count(aggregation, tokens.segments.cu_seqlens).double()
     return PolicyWeights(weights, torch.full((), tokens.num_tokens, dtype=torch.int64, device=weights.device), metrics)
 
 
@@ -126,7 +126,7 @@ def _finite(logprobs: Tensor) -> Tensor:
 
 def _masked(loss: PolicyLoss, tokens: PackedTokens, terms: Terms) -> Terms:
     """No coefficient for tokens that the sampler cannot have drawn (behaviour log-prob -inf)."""
-    if not loss.uses_behavior:
+    if tokens.all_finite or not loss.uses_behavior:
         return terms
     coefficients = terms.coefficients.masked_fill(torch.isneginf(tokens.behavior_logprobs), 0.0)
     return Terms(coefficients, terms.weights, terms.clipped)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss, Terms
 from megatron_rlvr.losses.hyperparameters import Hyperparameters, choice, count_or, flag, log_weight_clamp, number
-from megatron_rlvr.losses.segments import expand, segment_mean, segment_suffix_sum
+from megatron_rlvr.losses.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,23 @@ class ProximalKlHyperparameters(Hyperparameters):
 
 
 def future_sum(
-    costs: Tensor, cu_seqlens: Tensor, horizon: int | Literal["full"] = "full", tail_decay: bool = False
+    costs: Tensor, segments: Segments, horizon: int | Literal["full"] = "full", tail_decay: bool = False
 ) -> Tensor:
     """[T] -> [T] float64: sum of the costs of tokens i .. i+H-1 of the same sequence, in O(T).
 
     With tail decay, position j beyond the last unit position e = i+H-1 weighs (T-j)/(T-e), T the last token (SPEC 4).
     """
-    suffix = segment_suffix_sum(costs, cu_seqlens)
-    if horizon == "full" or len(costs) == 0:
-        return suffix
-    position = torch.arange(len(costs), device=costs.device)
-    last = expand(cu_seqlens[1:] - 1, cu_seqlens[1:] - cu_seqlens[:-1], len(costs))
-    remaining = last - position
-    beyond = remaining >= horizon  # some tokens of the response lie after the window
-    following = (position + min(horizon, len(costs))).clamp_(max=len(costs) - 1)
-    window = suffix - suffix[following].masked_fill_(~beyond, 0.0)
-    if not tail_decay:
+    window = segments.suffix_sum(costs)
+    if horizon == "full" or horizon >= len(costs):
         return window
-    weighted = segment_suffix_sum(costs.double() * remaining, cu_seqlens)[following].masked_fill_(~beyond, 0.0)
-    return window + weighted / (remaining - (horizon - 1)).clamp_(min=1)
+    later = segments.shifted(window, horizon)
+    window[: len(later)].sub_(later)
+    if tail_decay:
+        remaining = segments.expand(segments.cu_seqlens[1:].int() - 1)
+        remaining -= torch.arange(len(costs), dtype=torch.int32, device=costs.device)  # T - i
+        weighted = segments.shifted(segments.suffix_sum(remaining.double().mul_(costs)), horizon)
+        window[: len(later)].add_(weighted.div_(remaining[: len(later)].sub_(horizon - 1).clamp_(min=1)))
+    return window
 
 
 def clipped_costs(tokens: PackedTokens, cost_clip: float | None) -> Tensor:
@@ -64,7 +62,7 @@ def clipped_costs(tokens: PackedTokens, cost_clip: float | None) -> Tensor:
 
 def credits(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor:
     """[T] float64: C_i, what is subtracted from the advantage."""
-    return future_sum(clipped_costs(tokens, hp.cost_clip), tokens.cu_seqlens, hp.horizon, hp.tail_decay).mul_(hp.beta)
+    return future_sum(clipped_costs(tokens, hp.cost_clip), tokens.segments, hp.horizon, hp.tail_decay).mul_(hp.beta)
 
 
 def ratio_weights(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor:
@@ -73,7 +71,7 @@ def ratio_weights(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor
         return tokens.token_weights(hp.log_w_clamp)
     if hp.weighting == "none":
         return torch.ones_like(tokens.logprobs)
-    mean = segment_mean(tokens.log_ratio, tokens.cu_seqlens)
+    mean = tokens.segments.mean(tokens.log_ratio)
     return tokens.expand(mean.clamp(max=hp.log_w_clamp).exp())
 
 

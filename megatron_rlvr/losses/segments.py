@@ -1,44 +1,65 @@
 """Sums over the sequences of a packed batch: S sequences, T tokens, boundaries cu_seqlens [S+1]; any may be empty.
 
 Sums run in float64: a running sum over a million float32 tokens would lose the digits the last sequences need. No
-Python loop, no atomics (the same numbers on every run), no wait for the device.
+Python loop, no atomics (the same numbers on every run), no wait for the device, few temporaries of size T (touching
+fresh memory costs more than the arithmetic).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-def expand(per_sequence: Tensor, lengths: Tensor, num_tokens: int) -> Tensor:
-    """[S] -> [T]: repeat each sequence's value over its tokens."""
-    return torch.repeat_interleave(per_sequence, lengths, output_size=num_tokens)
+@dataclass(frozen=True)
+class Segments:
+    """Where the S sequences lie among the T packed tokens: sequence s holds tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
 
-
-def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[T] -> [S] float64: the sum of each sequence, 0 for an empty one."""
-    return torch.segment_reduce(values.double(), "sum", offsets=cu_seqlens, unsafe=True)
-
-
-def segment_max(values: Tensor, cu_seqlens: Tensor, empty: float) -> Tensor:
-    """[T] -> [S] float64: the largest value of each sequence, `empty` for an empty one."""
-    largest = torch.segment_reduce(values.double(), "max", offsets=cu_seqlens, unsafe=True)
-    return torch.where(cu_seqlens[1:] > cu_seqlens[:-1], largest, empty)
-
-
-def segment_mean(values: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[T] -> [S] float64: the mean of each sequence, 0 for an empty one."""
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    return segment_sum(values, cu_seqlens) / lengths.clamp(min=1)
-
-
-def segment_suffix_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[T] -> [T] float64: sum of a token's value and all later ones of its own sequence.
-
-    One running sum from the back, where the token before each sequence also carries minus that sequence's total: the
-    running value returns to zero at every boundary, so rounding stays at the scale of one sequence, not of the pack.
+    cu_seqlens [S+1] int64, from 0 to num_tokens, never falling
     """
-    total = segment_sum(values, cu_seqlens)
-    restarting = torch.cat([total.new_zeros(1), values.double()])  # slot j holds token j-1; a first sequence has slot 0
-    restarting.index_put_((cu_seqlens[:-1],), -total, accumulate=True)
-    return restarting.flip(0).cumsum_(0).flip(0)[1:]
+
+    cu_seqlens: Tensor
+    num_tokens: int
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[S] int64, tokens."""
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """[T] int32, the sequence of each token."""
+        return torch.repeat_interleave(self.lengths.int(), output_size=self.num_tokens)
+
+    def expand(self, per_sequence: Tensor) -> Tensor:
+        """[S] -> [T]: each sequence's value on all of its tokens."""
+        return per_sequence.index_select(0, self.ids)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[T] -> [S] float64: the sum of each sequence, 0 for an empty one."""
+        return torch.segment_reduce(values.double(), "sum", offsets=self.cu_seqlens, unsafe=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[T] -> [S] float64: the mean of each sequence, 0 for an empty one."""
+        return self.sum(values) / self.lengths.clamp(min=1)
+
+    def suffix_sum(self, values: Tensor) -> Tensor:
+        """[T] -> [T] float64: the sum of a token's value and of all later ones of its own sequence.
+
+        suffix(i) = suffix(i-1) - value(i-1) inside a sequence, and each first token adds its sequence's total: one
+        running sum gives all suffixes and returns to zero between sequences, so rounding stays at one sequence's scale.
+        """
+        # slot T takes the totals of empty sequences at the end
+        steps = torch.empty(self.num_tokens + 1, dtype=torch.float64, device=values.device)
+        steps[:1].zero_()
+        steps[1:].copy_(values)
+        total = self.sum(steps[1:])
+        return steps.neg_().index_put_((self.cu_seqlens[:-1],), total, accumulate=True).cumsum_(0)[:-1]
+
+    def shifted(self, values: Tensor, distance: int) -> Tensor:
+        """[T] -> [T - distance]: the value `distance` tokens later, 0 where that token is of another sequence."""
+        same = self.ids[: self.num_tokens - distance] == self.ids[distance:]
+        return torch.where(same, values[distance:], 0.0)

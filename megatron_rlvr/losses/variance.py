@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron_rlvr.losses.core import IMPOSSIBLE_LOG_RATIO
 from megatron_rlvr.losses.errors import LossError
-from megatron_rlvr.losses.segments import expand, segment_sum
+from megatron_rlvr.losses.segments import Segments
 
 
 @torch.no_grad()
@@ -43,9 +43,10 @@ def first_token_correction(
     log_ratio: Tensor, cu_seqlens: Tensor, horizon: int | Literal["full"], cost_clip: float | None
 ) -> Tensor:
     """[S] float64: C_1 / beta, the clipped costs of the first min(H, T) tokens of each response."""
+    segments = Segments(cu_seqlens, len(log_ratio))
     bound = IMPOSSIBLE_LOG_RATIO if cost_clip is None else cost_clip
     costs = log_ratio.double().nan_to_num(nan=0.0).clamp(-bound, bound)
     if horizon != "full":
-        start = expand(cu_seqlens[:-1], cu_seqlens[1:] - cu_seqlens[:-1], len(costs))
-        costs = costs * (torch.arange(len(costs), device=costs.device) - start < horizon)
-    return segment_sum(costs, cu_seqlens)
+        position = torch.arange(len(costs), device=costs.device) - segments.expand(cu_seqlens[:-1])
+        costs = costs * (position < horizon)
+    return segments.sum(costs)
