@@ -84,14 +84,15 @@ def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir:
         for rank in range(world_size):
             ranks.start(rank, command, rank_environment(rank, world_size, store.port, threads=threads, cpu=cpu))
         ranks.wait()
-    if ranks.stopped is not None:
-        print(f"ended by {ranks.stopped.name}", file=sys.stderr, flush=True)
-        return 128 + ranks.stopped
-    first = min(ranks.failures, key=lambda failure: failure.order, default=None)
-    if first is None:
+        first = min(ranks.failures, key=lambda failure: failure.order, default=None)
+        if first is not None:  # shown before the others are ended, who may have something to say about that
+            print(describe(first, log_dir), file=sys.stderr, flush=True)
+    if first is not None:
+        return first.exit_code
+    if ranks.stopped is None:
         return 0
-    print(describe(first, log_dir), file=sys.stderr, flush=True)
-    return first.exit_code
+    print(f"ended by {ranks.stopped.name}", file=sys.stderr, flush=True)
+    return 128 + ranks.stopped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
