@@ -1,0 +1,1 @@
+"""The learner: the only room that imports megatron.core. Parallel groups, model, optimizer, schedule step, shards."""

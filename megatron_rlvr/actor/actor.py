@@ -1,0 +1,119 @@
+"""The learner as the trainer sees it: load shards, update on a mini-batch, give log-probs, give weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_rlvr.actor import parallel, platform
+from megatron_rlvr.actor.guards import check_layout
+from megatron_rlvr.actor.head import LogprobHead
+from megatron_rlvr.actor.metrics import reduce_metrics
+from megatron_rlvr.actor.model import DTYPES, build_chunks
+from megatron_rlvr.actor.naming import named_parameters
+from megatron_rlvr.actor.objective import objective
+from megatron_rlvr.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
+from megatron_rlvr.actor.schedule import Schedule
+from megatron_rlvr.actor.shards import ShardPlan
+from megatron_rlvr.config.tree import ActorConfig, LossConfig, OptimizerConfig
+from megatron_rlvr.types import MiniBatch, ModelSpec, Place
+
+# canonical name, this rank's place -> this rank's slice of the tensor
+TensorSource = Callable[[str, Place], torch.Tensor]
+
+
+class Actor:
+    """A Megatron model, its optimizer and its schedule on this rank."""
+
+    def __init__(self, spec: ModelSpec, config: ActorConfig, optimizer: OptimizerConfig, *, updates: int, seed: int):
+        check_layout(spec, config)
+        parallel.initialize(config, seed)
+        self.spec, self.config = spec, config
+        self.megatron_config, self.chunks = build_chunks(spec, config)
+        self.place = parallel.place()
+        self.version = 0
+        self._optimizer_config, self._updates = optimizer, updates
+        self._parameters = dict(named_parameters(self.chunks))
+        self._plan = ShardPlan(self._parameters)
+
+    @property
+    def names(self) -> list[str]:
+        """Canonical names of all parameters of the model, over all ranks, in model order."""
+        return self._plan.names
+
+    def load(self, source: TensorSource) -> None:
+        """Fill this rank's shards from `source`, then build the optimizer on them (its master weights are copies)."""
+        for name, parameter in self._parameters.items():
+            tensor = source(name, self.place)
+            if tensor.shape != parameter.shape:
+                raise RuntimeError(f"{name}: the source gave shape {list(tensor.shape)}, not {list(parameter.shape)}")
+            parameter.data.copy_(tensor)
+        wrapped = wrap_chunks(self.config, self.megatron_config, self.chunks)
+        self.optimizer = build_optimizer(self._optimizer_config, self.config, self.megatron_config, wrapped)
+        self.scheduler = build_scheduler(self._optimizer_config, self.optimizer, self._updates)
+        self.wrapped = wrapped
+        heads = [c.output_layer for c in self.chunks if c.post_process]
+        assert all(isinstance(head, LogprobHead) for head in heads)
+        self.schedule = Schedule(self.megatron_config, wrapped, heads)
+
+    def update(self, mini_batch: MiniBatch, loss: LossConfig) -> dict[str, float]:
+        """One optimizer update; metrics of the whole mini-batch, gradient norm and learning rate, equal on all ranks.
+
+        A non-finite gradient norm leaves the weights untouched and is reported as `actor/skipped_updates` 1.
+        """
+        return self.accumulate(mini_batch, loss) | self.step()
+
+    def accumulate(self, mini_batch: MiniBatch, loss: LossConfig) -> dict[str, float]:
+        """Forward and backward of all micro-batches; gradients are whole (reduced over all groups) afterwards."""
+        for chunk in self.wrapped:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        return reduce_metrics(self.schedule.train(mini_batch, objective(loss, mini_batch)))
+
+    def step(self) -> dict[str, float]:
+        """Clip, gate on finiteness, step the optimizer, publish the next version of the weights."""
+        self.scheduler.step(1)
+        self.optimizer.prepare_grads()
+        norm = float(self.optimizer.get_grad_norm())
+        finite = math.isfinite(norm)
+        if finite:
+            self.optimizer.step()
+        self.version += 1
+        lr = self.optimizer.param_groups[0]["lr"]
+        return {"actor/grad_norm": norm, "actor/lr": lr, "actor/skipped_updates": 0.0 if finite else 1.0}
+
+    def logprobs(self, mini_batch: MiniBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(logprobs [A], entropy [A]) for each micro-batch of this data-parallel rank, on every rank."""
+        results = self.schedule.logprobs(mini_batch)
+        boxed = [[(a.cpu(), b.cpu()) for a, b in results] if results else None]
+        if self.config.pipeline_parallel > 1:
+            source = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast_object_list(boxed, src=source, group=parallel_state.get_pipeline_model_parallel_group())
+        return boxed[0] or []
+
+    def weights(self, dtype: str | None = None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """(canonical name, shards in tensor-rank order) of every parameter; a collective on all ranks."""
+        yield from self._plan.gather(lambda p: p.data, DTYPES[dtype or self.config.dtype])
+
+    def gradients(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """As `weights`, of the gradients that `accumulate` left (not with the distributed optimizer, which shards them)."""
+        yield from self._plan.gather(lambda p: p.main_grad, torch.float32)
+
+    def replica_spread(self) -> float:
+        """Largest difference between ranks that should hold the same values; 0.0 is the only healthy answer."""
+        spread = 0.0
+        parameters = self._parameters
+        for name, shards in self._plan.gather(lambda p: p.data, torch.float32):
+            if name in parameters:
+                mine = parameters[name].detach().float()
+                spread = max(spread, (mine - shards[self._plan.index(name)]).abs().max().item())
+        everyone = torch.tensor(spread, device=platform.device())
+        dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
+        return everyone.item()
+
+    def close(self) -> None:
+        parallel.shutdown()

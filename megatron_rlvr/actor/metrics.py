@@ -1,0 +1,30 @@
+"""Metric sums of micro-batches, reduced over data-parallel ranks and made known to every pipeline stage."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_rlvr.losses import finalize_metrics, flatten_metrics, merge_metrics, unflatten_metrics
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def reduce_metrics(per_micro_batch: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    """Named numbers of the whole mini-batch, equal on all ranks; numerators and denominators are reduced, then divided.
+
+    per_micro_batch   metric sums on the last pipeline stage, [] on the others
+    """
+    boxed: list[dict[str, float]] = [{}]
+    if per_micro_batch:
+        local = merge_metrics(per_micro_batch)
+        vectors = flatten_metrics(local)
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        for reduction, vector in vectors.items():
+            dist.all_reduce(vector, op=_OPERATIONS[reduction], group=group)
+        boxed[0] = finalize_metrics(unflatten_metrics(vectors, local))
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        source = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast_object_list(boxed, src=source, group=parallel_state.get_pipeline_model_parallel_group())
+    return boxed[0]

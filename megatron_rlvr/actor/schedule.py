@@ -1,0 +1,85 @@
+"""One pass of a mini-batch through Megatron's own pipeline schedule, with the policy loss inside it.
+
+A micro-batch holds whole responses, so a sequence-level coefficient (log W of a response) is known inside the last
+stage's loss function, from detached log-probs, before any gradient flows: coefficient and gradient need one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+
+from megatron_rlvr.actor import platform
+from megatron_rlvr.actor.head import LogprobHead
+from megatron_rlvr.types import MiniBatch, PackedBatch
+
+# (batch, logprobs [A], entropy [A]) -> (loss to differentiate, metric sums)
+LossFunction = Callable[[PackedBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+
+class Schedule:
+    """Runs mini-batches through the (possibly interleaved) pipeline of `wrapped` model chunks."""
+
+    def __init__(self, config: TransformerConfig, wrapped: list[Any], heads: list[LogprobHead]) -> None:
+        self.config, self.wrapped, self.heads = config, wrapped, heads
+
+    def train(self, mini_batch: MiniBatch, loss_function: LossFunction) -> list[dict[str, torch.Tensor]]:
+        """Accumulate gradients of all micro-batches; metric sums per micro-batch on the last stage, [] elsewhere."""
+
+        def loss(batch: PackedBatch, output: torch.Tensor) -> tuple:
+            logprobs, entropy = output[0].unbind(-1)
+            value, sums = loss_function(batch, logprobs, entropy.detach())
+            # The value is final: a token count of 0 keeps Megatron from dividing it again.
+            return value, torch.zeros((), dtype=torch.int, device=value.device), sums
+
+        return self._run(mini_batch, loss, forward_only=False)
+
+    @torch.no_grad()
+    def logprobs(self, mini_batch: MiniBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(logprobs [A], entropy [A]) per micro-batch on the last stage, [] elsewhere; no gradients."""
+
+        def collect(batch: PackedBatch, output: torch.Tensor, non_loss_data: bool = True) -> tuple:
+            logprobs, entropy = output[0].unbind(-1)
+            return logprobs.clone(), entropy.clone()
+
+        return self._run(mini_batch, collect, forward_only=True, collect_non_loss_data=True)
+
+    def _run(self, mini_batch: MiniBatch, loss: Callable, **options: Any) -> list:
+        batches = mini_batch.micro_batches
+        run = get_forward_backward_func()
+        iterators = [iter(batches) for _ in self.wrapped]
+        interleaved = len(self.wrapped) > 1
+        return run(
+            forward_step_func=lambda iterator, model: self._forward(iterator, model, loss),
+            data_iterator=iterators if interleaved else iterators[0],
+            model=self.wrapped if interleaved else self.wrapped[0],
+            num_microbatches=len(batches),
+            seq_length=batches[0].token_ids.shape[1],
+            micro_batch_size=1,
+            **options,
+        )
+
+    def _forward(self, iterator: Iterator[PackedBatch], model: Any, loss: Callable) -> tuple:
+        batch = next(iterator).to(platform.device())
+        for head in self.heads:
+            head.batch = batch
+        output = model(batch.token_ids, batch.position_ids, None, packed_seq_params=packed_params(batch))
+        return output, lambda result, **flags: loss(batch, result, **flags)
+
+
+def packed_params(batch: PackedBatch) -> PackedSeqParams | None:
+    """Megatron's description of a packed batch; None for a padded one."""
+    if batch.cu_seqlens is None:
+        return None
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.cu_seqlens,
+        cu_seqlens_kv=batch.cu_seqlens,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_kv=batch.max_seqlen,
+    )
