@@ -105,10 +105,9 @@ DIFFERENT = [
     ("4210_5", "42105"),
 ]
 PIECES = [
-    *"1 0 2 000 12 . , {,} - / x t ( ) [ ] { } ^ _ $ ~".split(),
-    *r"\, ,\! \ \\ \{ \} \frac \dfrac \sqrt \text \mathrm \left \right \$ \pi \le ft \quad".split(),
-    " ",
-    "\n",
+    *"102.,-/xt()[]{}^_$~\\ \n",
+    *["000", "12", "{,}", r"\,", r",\!", r"\{", r"\}", r"\frac", r"\dfrac", r"\sqrt", r"\text", r"\mathrm", r"\left"],
+    *[r"\right", r"\$", r"\pi", r"\le", "ft", r"\quad", "\\\\"],
 ]
 latex = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 
