@@ -1,0 +1,58 @@
+"""One rank of a run: `python -m megatron_rlvr._rank COMMAND CONFIG.yaml LOG_DIR`, started by the launcher.
+
+A failure is left in LOG_DIR for the launcher to show; the exit code is 2 for a fault of the user's and 1 for a crash.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.failure import write_error
+from megatron_rlvr.config.load import load_config
+from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.types import UserError
+
+
+def run_command(command: str, config: RunConfig) -> None:
+    """Do this rank's part of `command`."""
+    if command == "sft":
+        from megatron_rlvr.sft import sft
+
+        sft(config)
+    elif command == "eval":
+        from megatron_rlvr.trainer import evaluate
+
+        evaluate(config)
+    else:
+        from megatron_rlvr.trainer import train
+
+        train(config)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one rank; 0, or 1 or 2 after the error was written."""
+    command, config, log_dir = arguments
+    rank = int(os.environ["RANK"])
+    try:
+        run_command(command, load_config(config))
+    except UserError as error:
+        write_error(Path(log_dir), rank, " ".join(str(error).split()), user_error=True)
+        return 2
+    except Exception:
+        write_error(Path(log_dir), rank, traceback.format_exc(), user_error=False)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    code = main(sys.argv[1:])
+    if code:  # a failed rank must not wait for threads, engines or peers on its way out
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,137 @@
+"""The command line: `python -m megatron_rlvr {train,eval,sft,plot,doctor} ...`.
+
+A fault of the user's is one sentence on standard error and exit code 2; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron_rlvr.config.checks import Command, check_config
+from megatron_rlvr.config.load import load_config, save_resolved
+from megatron_rlvr.config.run_dir import RunDirectory, check_run_dir, for_command, open_run_dir
+from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.types import UserError
+
+USER_ERROR = 2
+
+_RUN_COMMANDS: tuple[tuple[Command, str], ...] = (
+    ("train", "train a model from verifiable rewards"),
+    ("eval", "sample answers to the held-out problems and score them"),
+    ("sft", "supervised warm-up on demonstrations"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are UserErrors, like any other fault of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    parser = _Parser(prog="python -m megatron_rlvr", description="Reinforcement learning with verifiable rewards.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, meaning in _RUN_COMMANDS:
+        command = commands.add_parser(name, help=meaning, description=meaning)
+        command.add_argument("config", metavar="RUN.yaml", type=Path)
+        command.add_argument("overrides", metavar="section.key=value", nargs="*")
+        command.add_argument("--overwrite", action="store_true", help="replace the run that run_dir holds")
+    plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
+    plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
+    plot.add_argument("--output", type=Path, help="directory for the curves of several runs (default: comparison)")
+    commands.add_parser("doctor", help="tell what this machine can run")
+    return parser
+
+
+def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
+    """Check everything that can be checked here, then run `command` on all local ranks; returns their exit code.
+
+    Raises UserError before anything is written.
+    """
+    config = for_command(config, command)
+    check_run(config, command, overwrite)
+    from launch.local import run_local
+
+    with open_run_dir(config.run_dir) as directory:
+        save_resolved(config, directory.files.config)
+        module = [sys.executable, "-m", "megatron_rlvr._rank"]
+        arguments = [command, str(directory.files.config), str(directory.files.logs)]
+        code = run_local(
+            module + arguments, config.actor.world_size, threads=config.launch.threads, log_dir=directory.files.logs
+        )
+        if code != USER_ERROR or _has_results(directory):
+            directory.keep()
+    return code
+
+
+def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
+    """All checks that need no process group: config, model, loss, run directory, devices."""
+    from megatron_rlvr.hf.spec import read_model_spec
+    from megatron_rlvr.losses import check_hyperparameters
+
+    check_config(config, command=command)
+    check_config(config, read_model_spec(config.model.path), command=command)
+    if command == "train":
+        for warning in check_hyperparameters(config.loss.name, config.loss.hyperparameters):
+            print(f"warning: {warning}", file=sys.stderr)
+    check_run_dir(config, overwrite)
+    _check_devices(config.actor.world_size)
+
+
+def _check_devices(world_size: int) -> None:
+    import torch
+
+    devices = torch.cuda.device_count()
+    if torch.cuda.is_available() and world_size > devices:
+        raise UserError(
+            f"the layout needs {world_size} ranks (actor.tensor_parallel times actor.pipeline_parallel times "
+            f"actor.data_parallel), but this machine has {devices} GPUs; make one of them smaller"
+        )
+
+
+def _has_results(directory: RunDirectory) -> bool:
+    """True once an update was reported: from then on a run directory is worth keeping whatever happened."""
+    metrics = directory.files.metrics
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; overrides may stand on both sides of --overwrite, which argparse alone does not allow."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (rest[0].startswith("-") or "overrides" not in options):
+        parser.error(f"{rest[0]} is not known")
+    if rest:
+        options.overrides += rest
+    return options
+
+
+def _dispatch(options: Any) -> int:
+    if options.command == "doctor":
+        from megatron_rlvr.doctor import main as doctor
+
+        return doctor()
+    if options.command == "plot":
+        from megatron_rlvr.observability.report import plot
+
+        for path in plot(options.run_dirs, options.output):
+            print(path)
+        return 0
+    return run(options.command, load_config(options.config, options.overrides), overwrite=options.overwrite)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code: 0, 1 after a crash, 2 after a fault of the user's."""
+    try:
+        return _dispatch(_parse(arguments))
+    except UserError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return 130
