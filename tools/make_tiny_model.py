@@ -1,0 +1,129 @@
+"""Write a tiny Qwen3-MoE (or dense Qwen3) with its own small tokenizer as a Hugging Face directory.
+
+    python tools/make_tiny_model.py OUT [--layers 4] [--experts 8] [--top-k 2] [--hidden 64] [--dense] [--seed 0]
+
+Random weights, for tests and the quickstart: it has to be trained before it says anything. Needs no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
+# One token for the box's opening, as large vocabularies have; its characters are there too, so that 32 ids are all used.
+BOX = "\\boxed{"
+CHARACTERS = "0123456789+-*=,.() \n}{\\boxed"
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Characters of generated arithmetic and `\\boxed{`; text made of them decodes to itself."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, BOX, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | Qwen3MoeConfig:
+    """The model's sizes; an explicit head_dim and fewer key-value than query heads, as the published models have."""
+    shared = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": args.hidden,
+        "intermediate_size": args.intermediate,
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.heads,
+        "num_key_value_heads": args.kv_heads,
+        "head_dim": args.head_dim,
+        "max_position_embeddings": args.max_positions,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": args.tied,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if args.dense:
+        return Qwen3Config(**shared)
+    return Qwen3MoeConfig(
+        **shared,
+        num_experts=args.experts,
+        num_experts_per_tok=args.top_k,
+        moe_intermediate_size=args.moe_intermediate,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.0,
+    )
+
+
+@torch.no_grad()
+def initialise(model: torch.nn.Module, seed: int) -> None:
+    """Draw every weight; transformers' own 0.02 is made for wide models and would leave the routing of this one flat."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.fill_(1.0)
+            continue
+        weight.copy_(torch.randn(weight.shape, generator=generator) * _standard_deviation(name, weight.shape[-1]))
+
+
+def _standard_deviation(name: str, fan_in: int) -> float:
+    if "embed_tokens" in name:
+        return 0.5
+    if "mlp.gate.weight" in name:
+        return 2.0 * fan_in**-0.5
+    writes_to_residual = "o_proj" in name or "down_proj" in name
+    return (0.5 if writes_to_residual else 1.0) * fan_in**-0.5
+
+
+def make_tiny_model(args: argparse.Namespace) -> int:
+    """Write the directory args.out and return the number of parameters."""
+    tokenizer = build_tokenizer()
+    config = build_config(args, tokenizer)
+    model = Qwen3ForCausalLM(config) if args.dense else Qwen3MoeForCausalLM(config)
+    initialise(model, args.seed)
+    model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Write a tiny Qwen3-MoE or Qwen3 checkpoint with random weights.")
+    parser.add_argument("out", type=Path, help="directory to write")
+    sizes = {
+        "layers": 4,
+        "hidden": 64,
+        "heads": 4,
+        "kv-heads": 2,
+        "head-dim": 32,
+        "intermediate": 128,
+        "experts": 8,
+        "top-k": 2,
+        "moe-intermediate": 32,
+        "max-positions": 256,
+    }
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--dense", action="store_true", help="a dense Qwen3 instead")
+    parser.add_argument("--tied", action="store_true", help="output layer tied to the embedding")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def main() -> None:
+    args = parser().parse_args()
+    if args.out.exists():
+        raise SystemExit(f"{args.out} already exists; choose another directory or remove it.")
+    print(f"{args.out}: {make_tiny_model(args):,} parameters")
+
+
+if __name__ == "__main__":
+    main()
