@@ -1,0 +1,42 @@
+"""Wall time of the phases of a step, with a named range in the profiler where the nvtx package is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+
+def nvtx_range(name: str) -> AbstractContextManager[object]:
+    """A named range for Nsight Systems, or nothing. (torch.cuda.nvtx raises where torch has no CUDA.)"""
+    try:
+        import nvtx
+    except ImportError:
+        return contextlib.nullcontext()
+    return nvtx.annotate(name)
+
+
+class PhaseTimer:
+    """`with timer("update_actor"): ...` adds to timing_s/update_actor; a phase entered twice counts both times."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            with nvtx_range(phase):
+                yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def seconds(self, phase: str) -> float:
+        """Seconds so far; 0 for a phase that was not entered."""
+        return self._seconds.get(phase, 0.0)
+
+    def collect(self) -> dict[str, float]:
+        """{"timing_s/<phase>": seconds} since the last call, and start again from nothing."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"timing_s/{phase}": value for phase, value in seconds.items()}
