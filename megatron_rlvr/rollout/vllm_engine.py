@@ -1,0 +1,314 @@
+"""Rollouts by vLLM inside this process; one code for its CPU and its CUDA build. The only file that imports vllm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from megatron_rlvr.rollout.checkpoint import check_model_length, read_config, tensor_shapes
+from megatron_rlvr.rollout.engine import (
+    Completion,
+    RefreshError,
+    RefreshReport,
+    SamplingSettings,
+    check_sampling,
+    check_sequences,
+)
+from megatron_rlvr.rollout.random_state import isolated_random_state
+from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
+from megatron_rlvr.types import UserError
+
+CPU_BLOCK_SIZE = 32
+CPU_BATCHED_TOKENS = 2048
+CPU_KV_CACHE_BYTES = (64 << 20, 4 << 30)
+REQUESTS_PER_BATCH = 16384
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How the engine is built; None leaves the choice to vLLM (on a CPU: to this file).
+
+    max_model_len       tokens, context and response together
+    max_num_seqs        sequences decoded at once
+    kv_cache_gb         GiB; default: what memory_utilization leaves (CPU: for max_num_seqs full sequences, 4 at most)
+    memory_utilization  share of the accelerator's memory, weights included; unused on a CPU
+    enforce_eager       no CUDA graphs; always on where there is no CUDA
+    keep_prefix_cache   reuse cached contexts across generate calls; the same seed then gives the same tokens only up to
+                        rounding and chunking
+    """
+
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    precision: Literal["float32", "bf16"] = "bf16"
+    max_num_seqs: int = 256
+    kv_cache_gb: float | None = None
+    memory_utilization: float = 0.45
+    enforce_eager: bool = False
+    keep_prefix_cache: bool = False
+    seed: int = 0
+    staging_bytes: int = STAGING_BYTES
+
+
+class VllmEngine:
+    """The Engine protocol on an in-process vllm.LLM.
+
+    Where torch.distributed is initialised, construction is collective over the default group (vLLM makes its own groups
+    in it): every rank must build its engine. Where it is not, vLLM initialises it with world size 1, so start the
+    trainer's groups first. `close` leaves process groups alone.
+
+    Raises UserError for a directory that is no readable checkpoint, and for sizes that vLLM refuses.
+    """
+
+    def __init__(self, model_path: Path, settings: VllmSettings) -> None:
+        self._settings = settings
+        config = read_config(model_path)
+        check_model_length(config, settings.max_model_len)
+        self._vocab_size = int(config["vocab_size"])
+        self._gate = RefreshGate(tensor_shapes(model_path), settings.staging_bytes)
+        with isolated_random_state(settings.seed), _process_settings_kept():
+            self._llm = _start(model_path, config, settings)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next token is sampled with."""
+        return self._gate.version
+
+    def generate(self, contexts: Sequence[Sequence[int]], n: int, sampling: SamplingSettings) -> list[list[Completion]]:
+        """See Engine.generate. vLLM draws from torch's global generator; it is seeded here and restored afterwards."""
+        self._gate.require_usable()
+        check_sampling(sampling, n)
+        check_sequences(contexts, sampling.max_response_length, self._settings.max_model_len, self._vocab_size)
+        if not self._settings.keep_prefix_cache:
+            self._llm.reset_prefix_cache()  # cached blocks change the batches, and with them rounding and draws
+        params = self._sampling_params(n, sampling)
+        size = max(1, REQUESTS_PER_BATCH // n)
+        chunks = [contexts[start : start + size] for start in range(0, len(contexts), size)]
+        with isolated_random_state(sampling.seed):
+            outputs = [output for chunk in chunks for output in self._run(chunk, [params] * len(chunk))]
+        return [[self._completion(sample) for sample in output.outputs] for output in outputs]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """See Engine.score. The last id is forced as the one sampled token, so that N may equal max_model_len."""
+        self._gate.require_usable()
+        check_sequences(sequences, 0, self._settings.max_model_len, self._vocab_size)
+        from vllm import SamplingParams
+
+        longer = [list(ids) for ids in sequences if len(ids) > 1]
+        params = [
+            SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                logprobs=0,
+                prompt_logprobs=0,
+                flat_logprobs=True,
+                allowed_token_ids=[ids[-1]],
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for ids in longer
+        ]
+        with isolated_random_state(0):
+            outputs = iter(self._run([ids[:-1] for ids in longer], params))
+        return [_scores(next(outputs)) if len(ids) > 1 else np.zeros(0, np.float32) for ids in sequences]
+
+    def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> RefreshReport:
+        """See Engine.update_weights."""
+        with torch.no_grad():
+            report = self._gate.push(tensors, version, self._load)
+        self._llm.reset_prefix_cache()
+        return report
+
+    def close(self) -> None:
+        """Free model and KV cache; process groups stay."""
+        core = self._llm.llm_engine.engine_core.engine_core
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        del self._llm
+
+    def _sampling_params(self, n: int, sampling: SamplingSettings) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            n=n,
+            temperature=0.0 if sampling.greedy else sampling.temperature,
+            top_p=1.0 if sampling.greedy else sampling.top_p,
+            top_k=0 if sampling.greedy else max(sampling.top_k, 0),
+            max_tokens=sampling.max_response_length,
+            stop_token_ids=list(self._settings.eos_token_ids),
+            ignore_eos=True,  # only the ids above end a response, whatever generation_config.json says
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+        )
+
+    def _run(self, contexts: Sequence[Sequence[int]], params: list[Any]) -> list[Any]:
+        """Run the requests to the end; on any error drop those that are left, so that the engine stays usable."""
+        prompts = [{"prompt_token_ids": list(ids)} for ids in contexts]
+        try:
+            return self._llm.generate(prompts, params, use_tqdm=False)
+        except BaseException:
+            _drop_requests(self._llm.llm_engine)
+            raise
+
+    def _completion(self, sample: Any) -> Completion:
+        token_ids = np.array(sample.token_ids, np.int32)
+        logprobs = np.array(sample.logprobs.logprobs, np.float32)
+        versions = np.full(len(token_ids), self.version, np.int32)
+        return Completion(token_ids, logprobs, versions, "stop" if sample.finish_reason == "stop" else "length")
+
+    def _load(self, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+        (unwritten,) = self._llm.collective_rpc(_reload_weights, args=(stream,))
+        if unwritten:
+            raise RefreshError(
+                f"vLLM left parameter {unwritten[0]} unwritten ({len(unwritten)} are); report this model"
+            )
+
+
+def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings) -> Any:
+    on_cpu = not torch.cuda.is_available()
+    _prepare_environment(on_cpu)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        from vllm import LLM
+
+    if on_cpu:
+        _patch_expert_prepack()
+    kv_cache_bytes = None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * 2**30)
+    device_options: dict[str, Any] = {"gpu_memory_utilization": settings.memory_utilization}
+    if on_cpu:
+        kv_cache_bytes = kv_cache_bytes or _cpu_kv_cache_bytes(config, settings)
+        device_options = {
+            "block_size": CPU_BLOCK_SIZE,
+            "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_num_seqs),
+        }
+    try:
+        llm = LLM(
+            str(model_path),
+            dtype={"float32": "float32", "bf16": "bfloat16"}[settings.precision],
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            kv_cache_memory_bytes=kv_cache_bytes,
+            enforce_eager=settings.enforce_eager or on_cpu,
+            enable_prefix_caching=True,
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            use_tqdm_on_load=False,
+            seed=settings.seed,
+            **device_options,
+        )
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f"vLLM refuses to start on {model_path} ({reason}); adapt the rollout section") from error
+    # The finalizer would destroy the default process group, which may be the trainer's.
+    llm.llm_engine.engine_core._finalizer.detach()
+    return llm
+
+
+def _prepare_environment(on_cpu: bool) -> None:
+    """What vLLM reads while it is imported; values that the user has set stay."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if on_cpu else "WARNING")
+    if on_cpu:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+@contextlib.contextmanager
+def _process_settings_kept() -> Iterator[None]:
+    """Undo what vLLM's start changes for the whole process and the trainer does not expect."""
+    set_num_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        for name in os.environ.keys() | environment.keys():
+            if name.startswith("VLLM_"):
+                continue  # read again while the engine runs
+            if name in environment:
+                os.environ[name] = environment[name]
+            else:
+                del os.environ[name]
+
+
+def _cpu_kv_cache_bytes(config: dict[str, Any], settings: VllmSettings) -> int:
+    """Room for max_num_seqs full sequences, between 64 MiB and 4 GiB: vLLM's own default takes most of the machine."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    values = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_dim
+    token_bytes = values * (4 if settings.precision == "float32" else 2)
+    low, high = CPU_KV_CACHE_BYTES
+    return min(max(token_bytes * (settings.max_model_len + CPU_BLOCK_SIZE) * settings.max_num_seqs, low), high)
+
+
+def _patch_expert_prepack() -> None:
+    """Prepack expert weights after every load, not only the first.
+
+    vLLM 0.32.0 for CPUs skips this step on weight updates and then multiplies by weights in the wrong layout, silently.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    setup = UnquantizedFusedMoEMethod._setup_kernel
+    if hasattr(setup, "__wrapped__"):
+        return
+
+    def setup_and_prepack(self: Any, layer: Any, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        is_update = self.moe_kernel is not None
+        setup(self, layer, w13, w2)
+        if is_update:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    setup_and_prepack.__wrapped__ = setup  # type: ignore[attr-defined]
+    UnquantizedFusedMoEMethod._setup_kernel = setup_and_prepack
+
+
+def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> list[str]:
+    """Runs on the worker: load a checkpoint's tensors in place; returns the parameters that got none.
+
+    When `stream` raises, layers that are complete keep the new weights, the others get their old ones back, and a later
+    call starts clean.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    model, config = worker.model_runner.get_model(), worker.model_config
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(model)
+        try:
+            loaded = model.load_weights(stream)
+        except BaseException:
+            _forget_buffered_weights(model)
+            raise
+        finally:
+            finalize_layerwise_reload(model, config)
+    return sorted({name for name, _ in model.named_parameters()} - loaded)
+
+
+def _forget_buffered_weights(model: torch.nn.Module) -> None:
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
+
+
+def _drop_requests(engine: Any) -> None:
+    engine.abort_request(list(engine.output_processor.request_states), internal=True)
+    while engine.has_unfinished_requests() or engine.engine_core.engine_core.scheduler.has_requests():
+        engine.step()
+
+
+def _scores(output: Any) -> np.ndarray:
+    inside = output.prompt_logprobs.logprobs
+    return np.array([*inside, *output.outputs[0].logprobs.logprobs], np.float32)
