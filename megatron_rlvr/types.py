@@ -126,8 +126,9 @@ class PackedBatch:
 
     token_ids         [rows, columns] int64
     position_ids      [rows, columns] int64
-    cu_seqlens        [S+1] int32   boundaries of the packed sequences in tokens (None when padded); the last covers padding
-    max_seqlen        longest sequence in tokens
+    cu_seqlens        [S+1] int32   boundaries of the packed sequences in tokens (None when padded); [S+2] where the row
+                                    ends in padding, a segment of its own that no sequence attends to
+    max_seqlen        longest segment in tokens
     action_index      [A] int64     flat index (row-major) of the position whose logits predict each action token
     labels            [A] int64     the action tokens themselves
     action_cu_seqlens [S+1] int64   boundaries of the sequences in action tokens

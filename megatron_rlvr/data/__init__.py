@@ -1,0 +1,19 @@
+"""Data: problems and prompts, the cursor that walks them, demonstrations, and the packing of trajectories."""
+
+from megatron_rlvr.data.balancing import plan_micro_batches
+from megatron_rlvr.data.cursor import PromptCursor
+from megatron_rlvr.data.demonstrations import load_demonstrations
+from megatron_rlvr.data.packing import build_mini_batch, split_mini_batches
+from megatron_rlvr.data.prompts import Problem, load_problems, load_tokenizer, tokenize_problems
+
+__all__ = [
+    "Problem",
+    "PromptCursor",
+    "build_mini_batch",
+    "load_demonstrations",
+    "load_problems",
+    "load_tokenizer",
+    "plan_micro_batches",
+    "split_mini_batches",
+    "tokenize_problems",
+]
