@@ -70,5 +70,5 @@ class RefillBudget:
         return (
             f"dynamic sampling found {self.kept} of {self.wanted} informative groups in {self.attempts} rounds "
             f"({self.history} per round; {self.all_correct} groups all correct, {self.all_wrong} all wrong): use "
-            "prompts of fitting difficulty, larger groups, more advantage.dynamic_sampling.max_attempts, or switch it off."
+            "other prompts, larger groups, a higher advantage.dynamic_sampling.max_attempts, or switch it off."
         )

@@ -34,7 +34,16 @@ def group_advantages(
     """
     sizes = _sizes(rewards, group_size)
     _check(rewards, sizes, normalization, eps)
-    values, offsets = rewards.detach().double(), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    advantages = relative_to_group(rewards.detach().double(), sizes, normalization, eps, float(perturb_baseline))
+    return advantages.to(rewards.dtype if rewards.dtype in (torch.float32, torch.float64) else torch.float32)
+
+
+def relative_to_group(values: Tensor, sizes: Tensor, normalization: str, eps: float, shift: float = 0.0) -> Tensor:
+    """[S] float64 -> [S]: the arithmetic of `group_advantages` on checked input; sizes [groups] int64.
+
+    `shift` is added where the group's values differ; where they do not, also in a group of one, the result is 0.
+    """
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
     def spread(per_group: Tensor) -> Tensor:
         return torch.repeat_interleave(per_group, sizes, output_size=len(values))
@@ -44,8 +53,7 @@ def group_advantages(
         std = (_reduce(centered * centered, "sum", offsets) / (sizes - 1)).sqrt()
         centered = centered / spread(std + eps)
     varied = spread(_reduce(values, "max", offsets) > _reduce(values, "min", offsets))
-    advantages = torch.where(varied, centered + perturb_baseline, 0.0)
-    return advantages.to(rewards.dtype if rewards.dtype in (torch.float32, torch.float64) else torch.float32)
+    return torch.where(varied, centered + shift, 0.0)
 
 
 def _reduce(values: Tensor, how: str, offsets: Tensor) -> Tensor:

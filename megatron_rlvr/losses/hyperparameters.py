@@ -64,7 +64,7 @@ def number(
         if value <= above:
             return f"give a number above {above:g}"
         if not low <= value <= high:
-            return f"give a number from {low:g} to {high:g}"
+            return f"give a number up to {high:g}" if low == -math.inf else f"give a number from {low:g} to {high:g}"
         return None
 
     return field(default=default, metadata={"problem": problem})
