@@ -41,6 +41,15 @@ class Actor:
         self._plan = ShardPlan(self._parameters)
 
     @property
+    def data_parallel_rank(self) -> int:
+        """Which share of a mini-batch this rank trains on."""
+        return parallel.data_parallel_rank()
+
+    @property
+    def device(self) -> torch.device:
+        return platform.device()
+
+    @property
     def names(self) -> list[str]:
         """Canonical names of all parameters of the model, over all ranks, in model order."""
         return self._plan.names

@@ -30,8 +30,7 @@ def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> Non
             f"{config.pipeline_parallel} x data {config.data_parallel} needs {config.world_size}: start that many "
             "or change actor.data_parallel"
         )
-    if not dist.is_initialized():
-        _join(world_size, timeout_minutes)
+    join(timeout_minutes)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
@@ -43,7 +42,10 @@ def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> Non
     tensor_parallel.model_parallel_cuda_manual_seed(seed + 1)
 
 
-def _join(world_size: int, timeout_minutes: int) -> None:
+def join(timeout_minutes: int = 30) -> None:
+    """Join the default process group and claim this rank's device; does nothing the second time."""
+    if dist.is_initialized():
+        return
     if platform.on_cpu():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     else:
@@ -52,8 +54,7 @@ def _join(world_size: int, timeout_minutes: int) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(platform.backend(), timeout=timeout)
     else:  # a single process needs no rendezvous
-        store = dist.HashStore()
-        dist.init_process_group(platform.backend(), store=store, rank=0, world_size=world_size, timeout=timeout)
+        dist.init_process_group(platform.backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def place() -> Place:

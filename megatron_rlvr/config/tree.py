@@ -144,7 +144,8 @@ class TrainerConfig(Section):
     )
     step_zero_tolerance: PositiveFloat | None = Field(
         None,
-        description="stop when the first update after a refresh has a larger mean |log-prob gap|; default by precision",
+        description="stop when learner and engine differ by more nats on some token of the first update after a refresh; "
+        "default: 1e-3 where both are float32, else the gap is only logged",
     )
 
 
@@ -193,6 +194,13 @@ class RunConfig(Section):
     def refresh_interval(self) -> int:
         """Optimizer updates between weight pushes."""
         return self.rollout.refresh_interval or self.trainer.rollout_reuse
+
+    @property
+    def step_zero_tolerance(self) -> float | None:
+        """Largest log-prob gap (nats) right after a refresh that the run survives; None: not enforced."""
+        if self.trainer.step_zero_tolerance is not None:
+            return self.trainer.step_zero_tolerance
+        return 1e-3 if self.actor.dtype == self.rollout.precision == "float32" else None
 
     @property
     def max_staleness(self) -> int:

@@ -1,0 +1,213 @@
+"""One run, composed of the rooms: what `trainer.py` calls the stages of the loop on."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+from megatron_rlvr.actor import parallel, platform
+from megatron_rlvr.config.run_dir import RunFiles
+from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.controller import Controller
+from megatron_rlvr.controller.statistics import batch_metrics
+from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
+from megatron_rlvr.evaluation import HeldOutResult, evaluate_held_out
+from megatron_rlvr.hf import read_model_spec
+from megatron_rlvr.learner import Learner
+from megatron_rlvr.losses import alarms, step_zero_alarms
+from megatron_rlvr.observability.metrics import validation_key
+from megatron_rlvr.observability.reporter import Reporter
+from megatron_rlvr.refresh import Refresher
+from megatron_rlvr.rollout.engine import Engine
+from megatron_rlvr.rollout.factory import build_engine, sampling_settings
+from megatron_rlvr.types import Group, MiniBatch, Prompt
+
+Decode = Callable[[list[int]], str]
+
+
+class Run:
+    """Learner, engine, controller and reporter of one training run on this rank. A context that closes them all."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.files = config, RunFiles(config.run_dir)
+        data = ProblemSets(config)  # before anything heavy: a bad line must not cost a start-up
+        self.learner = Learner(config, updates=config.trainer.updates)
+        self.actor = self.learner.actor
+        self.reporter = Reporter(config.run_dir, config, dist.get_rank() == 0)
+        self.engine = build_engine(config, self.learner.spec, self.actor.device)
+        self.held_out, self.decode = data.validation, data.decode
+        self.controller = Controller(
+            config, data.train, self.engine, data.decode, self.learner.batch_options(), self.reporter.timer
+        )
+        self.refresher = Refresher(self.actor, self.engine, self.learner.weight_map, config.refresh_interval)
+        self._step_started = time.perf_counter()
+        self._alarmed: set[str] = set()
+        self._evaluated: tuple[int, HeldOutResult] | None = None
+
+    @property
+    def version(self) -> int:
+        """Optimizer updates done: the version of the learner's weights."""
+        return self.actor.version
+
+    def check_staleness(self, part: list[Group]) -> None:
+        """The bound that admission kept, once more where it matters: just before the update."""
+        oldest = min(int(t.versions[t.action_mask].min()) for group in part for t in group.trajectories)
+        if self.version - oldest > self.config.max_staleness:
+            raise RuntimeError(
+                f"a token of version {oldest} reached the update of version {self.version}, past max_staleness "
+                f"{self.config.max_staleness}: the controller admitted what it must not"
+            )
+
+    def update(self, part: list[Group], mini_batch: MiniBatch) -> dict[str, float]:
+        """One optimizer update on `mini_batch`, which holds `part`; its metrics."""
+        metrics = batch_metrics(part, self.version)
+        with self.reporter.timer("update_actor"):
+            metrics |= self.actor.update(mini_batch, self.config.loss)
+        metrics |= {
+            "actor/micro_batches": len(mini_batch.micro_batches),
+            "actor/action_tokens": mini_batch.num_action_tokens,
+        }
+        if metrics["staleness/max"] == 0:
+            self._check_step_zero(metrics)
+        return metrics
+
+    def _check_step_zero(self, metrics: dict[str, float]) -> None:
+        """The step-0 law: the weights that sampled are the weights that score, so every ratio is 1."""
+        tolerance = self.config.step_zero_tolerance
+        broken = step_zero_alarms(metrics, tolerance) if tolerance is not None else []
+        if broken:
+            raise RuntimeError(" ".join(broken))
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Log one update with its phases and throughput, and say once what the alarms say."""
+        now = time.perf_counter()
+        step = now - self._step_started
+        self._step_started = now
+        self.reporter.log(
+            self.version,
+            metrics
+            | {
+                "training/global_step": self.version,
+                "timing_s/step": step,
+                "perf/throughput": metrics["perf/total_num_tokens"] / step,
+                "rollout/total_tokens": self.controller.generated_tokens,
+            },
+        )
+        self._alarm(metrics)
+
+    def _alarm(self, metrics: dict[str, float]) -> None:
+        for sentence in alarms(metrics):
+            kind = re.sub(r"[\d.,%]+", "", sentence)
+            if dist.get_rank() == 0 and kind not in self._alarmed:
+                self._alarmed.add(kind)
+                print(f"\nalarm at update {self.version}: {sentence}", file=sys.stderr)
+
+    def record(self, groups: list[Group]) -> None:
+        """Keep the rollout batch as JSON lines."""
+        self.reporter.rollouts(self.version, groups)
+
+    def evaluate(self) -> HeldOutResult | None:
+        """Accuracy on the held-out problems, sampled through the engine with the learner's present weights."""
+        if self._evaluated is not None and self._evaluated[0] == self.version:
+            return self._evaluated[1]
+        if not self.held_out:
+            return None
+        if self.refresher.lag:
+            self.refresher.push()
+        with self.reporter.timer("testing"):
+            result = evaluate(self.config, self.engine, self.held_out, self.decode)
+        self.reporter.log(self.version, held_out_metrics(self.config, result))
+        self._evaluated = (self.version, result)
+        return result
+
+    def evaluate_if_due(self) -> None:
+        interval = self.config.trainer.eval_interval
+        if interval and self.version % interval == 0:
+            self.evaluate()
+
+    def save_if_due(self) -> None:
+        interval = self.config.trainer.save_interval
+        if interval and self.version % interval == 0:
+            with self.reporter.timer("save_checkpoint"):
+                self.learner.save(self.files.checkpoints / f"update_{self.version:06d}")
+
+    def finish(self) -> None:
+        """Last evaluation, and the trained model as a Hugging Face directory."""
+        result = self.evaluate()
+        self.learner.save(self.files.model)
+        if result is not None and dist.get_rank() == 0:
+            print(f"\n{self.config.name}: {result}; model in {self.files.model}")
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.reporter.__exit__(kind, error, trace)
+        if kind is None:  # after a failure the peers may be stuck in a collective: the launcher ends them
+            self.engine.close()
+            self.learner.close()
+
+
+class ProblemSets:
+    """Training and held-out prompts and the tokenizer's way back to text.
+
+    Raises UserError for a faulty line or a prompt that is too long, before any process group exists.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self._tokenizer = config.data, load_tokenizer(config.model.path)
+        self.train = self._load(self._config.train)
+        held_out = self._load(self._config.validation) if self._config.validation else []
+        self.validation = held_out[: config.trainer.eval_problems]
+
+    def _load(self, path: Path) -> list[Prompt]:
+        data = self._config
+        problems = load_problems(path, data.prompt_key, data.answer_key)
+        return tokenize_problems(
+            problems,
+            self._tokenizer,
+            chat_template=data.chat_template,
+            suffix=data.suffix,
+            max_prompt_length=data.max_prompt_length,
+        )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Sampled ids as the text that verifiers read."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def evaluate(config: RunConfig, engine: Engine, held_out: list[Prompt], decode: Decode) -> HeldOutResult:
+    """The run's held-out accuracy with the rollout section's sampling and a seed of its own."""
+    sampling = sampling_settings(config, seed=config.seed + 1_000_003 * (1 + dist.get_rank()))
+    return evaluate_held_out(engine, held_out, config.trainer.eval_samples, sampling, decode, config.rewards.name)
+
+
+def evaluate_checkpoint(config: RunConfig) -> None:
+    """Held-out accuracy of `model.path`: logged as step 0 of its own run directory and printed."""
+    data = ProblemSets(config)
+    parallel.join()
+    engine = build_engine(config, read_model_spec(config.model.path), platform.device())
+    with Reporter(config.run_dir, config, dist.get_rank() == 0, updates=1) as reporter:
+        with reporter.timer("testing"):
+            result = evaluate(config, engine, data.validation, data.decode)
+        reporter.log(0, held_out_metrics(config, result))
+    if dist.get_rank() == 0:
+        print(result)
+    engine.close()
+    parallel.shutdown()
+
+
+def held_out_metrics(config: RunConfig, result: HeldOutResult) -> dict[str, float]:
+    """The held-out result under the schema's names, by the stem of the problem file."""
+    name = config.data.validation.stem if config.data.validation else "heldout"
+    return {
+        validation_key(name, result.samples): result.accuracy,
+        f"val-aux/{name}/standard_error": result.standard_error,
+        f"val-aux/{name}/response_length": result.mean_length,
+    }

@@ -1,0 +1,30 @@
+"""The loop. Every rank runs it; the rooms do the work."""
+
+from __future__ import annotations
+
+from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.run import Run, evaluate_checkpoint
+
+
+def train(config: RunConfig) -> None:
+    """Train as `config` says; the caller has checked it and made the run directory."""
+    with Run(config) as run:
+        run.evaluate()
+        while run.version < config.trainer.updates:
+            groups = run.controller.collect()  # 1 propose, 2 roll out, 3 reward, 4 advantage
+            for part, mini_batch in run.controller.mini_batches(groups):  # 5 batch
+                run.check_staleness(part)
+                metrics = run.update(part, mini_batch)  # 6 update
+                metrics |= run.refresher.push_if_due()  # 7 refresh
+                run.report(metrics)  # 8 report
+                run.evaluate_if_due()
+                run.save_if_due()
+                if run.version == config.trainer.updates:
+                    break
+            run.record(groups)
+        run.finish()
+
+
+def evaluate(config: RunConfig) -> None:
+    """Sample and score the held-out problems with the model of `config`; no learner is built."""
+    evaluate_checkpoint(config)
