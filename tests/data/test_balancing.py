@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.data import plan_micro_batches
@@ -39,8 +39,11 @@ def micro_batches_per_rank(lengths: list[int], limit: int, layout: Layout, ranks
     return len(plan[0])
 
 
+@settings(deadline=None)
 @given(few_lengths, st.integers(12, 24), st.integers(1, 3), st.integers(1, 2))
-def test_padded_sequences_get_the_fewest_micro_batches(lengths, limit, ranks, multiple) -> None:  # type: ignore[no-untyped-def]
+def test_padded_sequences_get_the_fewest_micro_batches(
+    lengths: list[int], limit: int, ranks: int, multiple: int
+) -> None:
     fewest = -(-fewest_bins(lengths, limit, "padded") // (ranks * multiple)) * multiple
     assert micro_batches_per_rank(lengths, limit, "padded", ranks, multiple) == fewest
 
@@ -75,6 +78,6 @@ def test_ranks_carry_like_loads_at_every_micro_batch(layout: Layout) -> None:
 
 
 def test_the_plan_is_the_same_every_time_and_splits_ties_by_index() -> None:
-    settings = {"data_parallel_size": 2, "micro_batch_tokens": 8, "layout": "packed"}
-    assert plan_micro_batches([4] * 8, **settings) == plan_micro_batches([4] * 8, **settings)
-    assert sorted(i for rank in plan_micro_batches([4] * 8, **settings) for b in rank for i in b) == list(range(8))
+    options = {"data_parallel_size": 2, "micro_batch_tokens": 8, "layout": "packed"}
+    assert plan_micro_batches([4] * 8, **options) == plan_micro_batches([4] * 8, **options)
+    assert sorted(i for rank in plan_micro_batches([4] * 8, **options) for b in rank for i in b) == list(range(8))

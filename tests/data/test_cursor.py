@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.data import PromptCursor
@@ -15,6 +15,7 @@ sizes = st.integers(1, 20)
 takes = st.lists(st.integers(0, 30), max_size=8)
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 2**63), st.booleans(), takes)
 def test_every_epoch_deals_every_prompt_once(num_prompts: int, seed: int, shuffle: bool, counts: list[int]) -> None:
     cursor = PromptCursor(num_prompts, seed, shuffle)
@@ -27,6 +28,7 @@ def test_every_epoch_deals_every_prompt_once(num_prompts: int, seed: int, shuffl
     assert shuffle or dealt == [i % num_prompts for i in range(len(dealt))]
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 99), st.booleans(), takes, takes)
 def test_a_resumed_cursor_goes_on_exactly(
     num_prompts: int, seed: int, shuffle: bool, before: list[int], after: list[int]
@@ -40,6 +42,7 @@ def test_a_resumed_cursor_goes_on_exactly(
     assert resumed.state_dict() == cursor.state_dict()
 
 
+@settings(deadline=None)
 @given(sizes, takes)
 def test_the_walk_does_not_depend_on_how_it_is_cut(num_prompts: int, counts: list[int]) -> None:
     cursor = PromptCursor(num_prompts, seed=3)
@@ -59,10 +62,10 @@ def test_the_order_is_the_recorded_one() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("num_prompts", 11), ("seed", 1), ("shuffle", False)])
 def test_the_state_of_another_run_is_refused(field: str, value: int) -> None:
-    settings = {"num_prompts": 10, "seed": 0, "shuffle": True}
-    state = PromptCursor(**settings).state_dict()
-    with pytest.raises(UserError, match=f"{field}={settings[field]} but this run has {value}"):
-        PromptCursor(**{**settings, field: value}).load_state_dict(state)
+    options = {"num_prompts": 10, "seed": 0, "shuffle": True}
+    state = PromptCursor(**options).state_dict()
+    with pytest.raises(UserError, match=f"{field}={options[field]} but this run has {value}"):
+        PromptCursor(**{**options, field: value}).load_state_dict(state)
 
 
 def test_an_empty_prompt_set_is_refused() -> None:

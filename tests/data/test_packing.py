@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.data import build_mini_batch, split_mini_batches
@@ -18,7 +18,7 @@ from megatron_rlvr.types import Group, MiniBatch, PackedBatch, Prompt, Trajector
 
 LAYOUTS: list[Layout] = ["packed", "padded"]
 MAX_TOKENS = 20
-settings_of_a_run = st.fixed_dictionaries(
+run_options = st.fixed_dictionaries(
     {
         "data_parallel_size": st.integers(1, 4),
         "micro_batch_tokens": st.integers(24, 60),
@@ -50,10 +50,10 @@ def trajectory_lists(draw: st.DrawFn, max_tokens: int = 20) -> list[Trajectory]:
     return [make_trajectory([False, *mask], seed, advantage=seed - 3.5) for seed, mask in enumerate(masks)]
 
 
-def all_ranks(trajectories: list[Trajectory], settings: dict) -> list[MiniBatch]:
+def all_ranks(trajectories: list[Trajectory], options: dict) -> list[MiniBatch]:
     return [
-        build_mini_batch(trajectories, data_parallel_rank=rank, **settings)
-        for rank in range(settings["data_parallel_size"])
+        build_mini_batch(trajectories, data_parallel_rank=rank, **options)
+        for rank in range(options["data_parallel_size"])
     ]
 
 
@@ -100,36 +100,42 @@ def actions_of_micro_batches(batches: list[PackedBatch]) -> Counter:
     return found
 
 
-@given(trajectory_lists(MAX_TOKENS), settings_of_a_run)
-def test_every_action_token_is_trained_on_once_with_its_own_context_and_values(trajectories, settings) -> None:  # type: ignore[no-untyped-def]
-    batches = [batch for rank in all_ranks(trajectories, settings) for batch in rank.micro_batches]
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_every_action_token_is_trained_on_once_with_its_own_context_and_values(
+    trajectories: list[Trajectory], options: dict
+) -> None:
+    batches = [batch for rank in all_ranks(trajectories, options) for batch in rank.micro_batches]
     assert actions_of_micro_batches(batches) == actions_of_trajectories(trajectories)
 
 
-@given(trajectory_lists(MAX_TOKENS), settings_of_a_run)
-def test_limits_counts_and_multiples_hold(trajectories, settings) -> None:  # type: ignore[no-untyped-def]
-    ranks = all_ranks(trajectories, settings)
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_limits_counts_and_multiples_hold(trajectories: list[Trajectory], options: dict) -> None:
+    ranks = all_ranks(trajectories, options)
     counts = {len(rank.micro_batches) for rank in ranks}
-    assert len(counts) == 1 and counts.pop() % settings["micro_batch_multiple"] == 0
+    assert len(counts) == 1 and counts.pop() % options["micro_batch_multiple"] == 0
     for batch in (batch for rank in ranks for batch in rank.micro_batches):
-        assert batch.token_ids.numel() <= settings["micro_batch_tokens"]
-        assert batch.token_ids.shape[1] % settings["pad_to_multiple"] == 0
-        assert batch.token_ids.shape[0] == 1 or settings["layout"] == "padded"
+        assert batch.token_ids.numel() <= options["micro_batch_tokens"]
+        assert batch.token_ids.shape[1] % options["pad_to_multiple"] == 0
+        assert batch.token_ids.shape[0] == 1 or options["layout"] == "padded"
 
 
-@given(trajectory_lists(MAX_TOKENS), settings_of_a_run)
-def test_denominators_are_of_the_whole_mini_batch_on_every_rank(trajectories, settings) -> None:  # type: ignore[no-untyped-def]
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_denominators_are_of_the_whole_mini_batch_on_every_rank(trajectories: list[Trajectory], options: dict) -> None:
     lengths = [int(t.action_mask.sum()) for t in trajectories]
-    ranks = all_ranks(trajectories, settings)
+    ranks = all_ranks(trajectories, options)
     for rank in ranks:
         assert rank.num_action_tokens == sum(lengths)
         assert rank.num_sequences == sum(length > 0 for length in lengths)
     assert sum(len(batch.labels) for rank in ranks for batch in rank.micro_batches) == sum(lengths)
 
 
-@given(trajectory_lists(MAX_TOKENS), settings_of_a_run)
-def test_shapes_and_dtypes_are_those_of_the_type(trajectories, settings) -> None:  # type: ignore[no-untyped-def]
-    for batch in (batch for rank in all_ranks(trajectories, settings) for batch in rank.micro_batches):
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_shapes_and_dtypes_are_those_of_the_type(trajectories: list[Trajectory], options: dict) -> None:
+    for batch in (batch for rank in all_ranks(trajectories, options) for batch in rank.micro_batches):
         actions, sequences = batch.num_action_tokens, batch.num_sequences
         assert batch.token_ids.shape == batch.position_ids.shape
         assert batch.action_index.shape == batch.labels.shape == batch.versions.shape == (actions,)
@@ -140,9 +146,10 @@ def test_shapes_and_dtypes_are_those_of_the_type(trajectories, settings) -> None
         assert batch.behavior_logprobs.dtype == batch.advantages.dtype == torch.float32
 
 
-@given(trajectory_lists(MAX_TOKENS), settings_of_a_run)
-def test_packed_rows_are_segments_that_restart_at_zero(trajectories, settings) -> None:  # type: ignore[no-untyped-def]
-    for batch in (b for r in all_ranks(trajectories, {**settings, "layout": "packed"}) for b in r.micro_batches):
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_packed_rows_are_segments_that_restart_at_zero(trajectories: list[Trajectory], options: dict) -> None:
+    for batch in (b for r in all_ranks(trajectories, {**options, "layout": "packed"}) for b in r.micro_batches):
         assert batch.cu_seqlens is not None and batch.cu_seqlens.dtype == torch.int32
         bounds = batch.cu_seqlens.tolist()
         assert bounds[0] == 0 and bounds[-1] == batch.token_ids.shape[1] and bounds == sorted(set(bounds))
@@ -150,7 +157,7 @@ def test_packed_rows_are_segments_that_restart_at_zero(trajectories, settings) -
         assert batch.position_ids[0].tolist() == [i for length in lengths for i in range(length)]
         assert batch.max_seqlen == max(lengths)
         has_padding = len(lengths) - batch.num_sequences
-        assert has_padding in (0, 1) and (not has_padding or lengths[-1] < settings["pad_to_multiple"])
+        assert has_padding in (0, 1) and (not has_padding or lengths[-1] < options["pad_to_multiple"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -200,8 +207,8 @@ def test_a_batch_written_out_by_hand(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_without_sequences_get_dummies(layout: Layout) -> None:
-    settings = {"data_parallel_size": 2, "micro_batch_tokens": 16, "layout": layout, "pad_to_multiple": 4}
-    full, empty = all_ranks([make_trajectory([False, True, True])], {**settings, "pad_token_id": 7})
+    options = {"data_parallel_size": 2, "micro_batch_tokens": 16, "layout": layout, "pad_to_multiple": 4}
+    full, empty = all_ranks([make_trajectory([False, True, True])], {**options, "pad_token_id": 7})
     (dummy,) = empty.micro_batches
     assert len(full.micro_batches) == 1 and full.micro_batches[0].num_action_tokens == 2
     assert empty.num_action_tokens == 2 and empty.num_sequences == 1
@@ -213,17 +220,17 @@ def test_ranks_without_sequences_get_dummies(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sequence_longer_than_a_micro_batch_is_refused_with_the_number_to_set(layout: Layout) -> None:
-    settings = {"data_parallel_size": 1, "data_parallel_rank": 0, "layout": layout, "pad_to_multiple": 8}
+    options = {"data_parallel_size": 1, "data_parallel_rank": 0, "layout": layout, "pad_to_multiple": 8}
     trajectories = [make_trajectory([False] + [True] * 17)]
     with pytest.raises(
         UserError, match=r"actor\.micro_batch_tokens=23; raise actor\.micro_batch_tokens to at least 24"
     ):
-        build_mini_batch(trajectories, micro_batch_tokens=23, **settings)
-    assert len(build_mini_batch(trajectories, micro_batch_tokens=24, **settings).micro_batches) == 1
+        build_mini_batch(trajectories, micro_batch_tokens=23, **options)
+    assert len(build_mini_batch(trajectories, micro_batch_tokens=24, **options).micro_batches) == 1
 
 
 def test_inconsistent_trajectories_are_refused() -> None:
-    settings = {"data_parallel_size": 1, "micro_batch_tokens": 16, "layout": "packed"}
+    options = {"data_parallel_size": 1, "micro_batch_tokens": 16, "layout": "packed"}
     good = make_trajectory([False, True])
     short_versions = make_trajectory([False, True])
     short_versions.versions = short_versions.versions[:1]
@@ -234,9 +241,9 @@ def test_inconsistent_trajectories_are_refused() -> None:
         ([make_trajectory([False, False])], "none of the 1 trajectories"),
     ]:
         with pytest.raises(ValueError, match=words):
-            build_mini_batch(trajectories, data_parallel_rank=0, **settings)
+            build_mini_batch(trajectories, data_parallel_rank=0, **options)
     with pytest.raises(ValueError, match="data_parallel_rank=1"):
-        build_mini_batch([good], data_parallel_rank=1, **settings)
+        build_mini_batch([good], data_parallel_rank=1, **options)
 
 
 def test_a_large_mini_batch_is_packed_in_well_under_a_tenth_of_a_second() -> None:

@@ -118,17 +118,17 @@ def test_the_public_tokenizer_gives_the_ids_of_its_own_chat_template(chat_templa
 
 def test_prompts_that_cannot_be_used_are_named(tokenizer_directory: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_directory)
-    settings = {"chat_template": False, "suffix": "", "max_prompt_length": 4}
+    options = {"chat_template": False, "suffix": "", "max_prompt_length": 4}
     problems = [Problem("s:1", "1 + 2", "3"), Problem("s:2", "1 + 2 + 3", "6")]
     with pytest.raises(UserError, match=r"problem s:2 has 6 tokens, more than data\.max_prompt_length=4; raise"):
-        tokenize_problems(problems, tokenizer, **settings)
-    assert len(tokenize_problems(problems[:1], tokenizer, **settings)) == 1
-    assert tokenize_problems([], tokenizer, **settings) == []
+        tokenize_problems(problems, tokenizer, **options)
+    assert len(tokenize_problems(problems[:1], tokenizer, **options)) == 1
+    assert tokenize_problems([], tokenizer, **options) == []
     tokenizer.chat_template = None
     with pytest.raises(
         UserError, match=r"data\.chat_template=true, but the tokenizer .* set data\.chat_template=false"
     ):
-        tokenize_problems(problems, tokenizer, **{**settings, "chat_template": True})
+        tokenize_problems(problems, tokenizer, **{**options, "chat_template": True})
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

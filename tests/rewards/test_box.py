@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.rewards import normalized_box, strict_box
@@ -107,6 +107,7 @@ def _boxes_by_definition(text: str) -> list[str | None]:
     return boxes
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40).map("".join), st.sampled_from(["7", "x", "7x", r"\{7", ","]))
 def test_strict_box_follows_the_definition(response: str, answer: str) -> None:
     boxes = _boxes_by_definition(response[-100:])
@@ -114,6 +115,7 @@ def test_strict_box_follows_the_definition(response: str, answer: str) -> None:
     assert strict_box(response, answer) == (1.0 if right else -1.0)
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_text_gets_a_verdict(response: str, answer: str) -> None:
     assert strict_box(response, answer) in (1.0, -1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.rewards import normalize_notation
@@ -122,12 +122,14 @@ def test_different_answers_stay_apart(one: str, other: str) -> None:
     assert normalize_notation(one) != normalize_notation(other)
 
 
+@settings(deadline=None)
 @given(latex | st.text())
 def test_a_normalized_answer_stays_as_it_is(answer: str) -> None:
     once = normalize_notation(answer)
     assert normalize_notation(once) == once
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**15), st.integers(0, 3), st.sampled_from([",", "{,}", r",\!", r"\,"]))
 def test_grouped_numbers_are_the_number(number: int, zeros: int, separator: str) -> None:
     grouped = f"{number:,}".replace(",", separator)
@@ -135,6 +137,7 @@ def test_grouped_numbers_are_the_number(number: int, zeros: int, separator: str)
     assert normalize_notation("0" * zeros + str(number)) == str(number)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=5), st.sampled_from(["( )", "[ ]", r"\{ \}"]))
 def test_lists_in_brackets_keep_their_numbers(numbers: list[int], brackets: str) -> None:
     opening, closing = brackets.split()
@@ -142,6 +145,7 @@ def test_lists_in_brackets_keep_their_numbers(numbers: list[int], brackets: str)
     assert written.split(" ")[1:-1:2] == list(map(str, numbers))
 
 
+@settings(deadline=None)
 @given(st.decimals(0, 10**6, places=4), st.decimals(0, 10**6, places=4))
 def test_decimals_meet_exactly_where_they_are_equal(one: Decimal, other: Decimal) -> None:
     assert normalize_notation(f"{one:f}") == normalize_notation(f"{one.normalize():f}")
