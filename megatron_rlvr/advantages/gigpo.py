@@ -60,7 +60,7 @@ def _check(
 ) -> None:
     if not len(step_rewards) == len(episodes) == len(anchors):
         raise AdvantageError(
-            f"{len(step_rewards)} step rewards, {len(episodes)} episode indices and {len(anchors)} anchors do not match: "
+            f"{len(step_rewards)} step rewards, {len(episodes)} episode indices, {len(anchors)} anchors do not match: "
             "pass one of each per step."
         )
     last = len(episode_rewards) - 1
