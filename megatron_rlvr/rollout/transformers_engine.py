@@ -161,12 +161,19 @@ class _Responses:
 
 def _load_model(model_path: Path, precision: str, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     with torch.device("meta"):
         if torch.arange(1).device.type != "meta":
             raise RuntimeError("torch.device contexts are broken in this process: from_pretrained would go wrong")
     dtype = {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
-    return AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True).to(device).eval()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True).to(device).eval()
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 class _CheckpointSlices:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,9 @@ class VllmEngine:
         self._gate = RefreshGate(tensor_shapes(model_path), settings.staging_bytes)
         with isolated_random_state(settings.seed), _process_settings_kept():
             self._llm = _start(model_path, config, settings)
+        client = self._llm.llm_engine.engine_core
+        client._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _shut_down, client)
 
     @property
     def version(self) -> int:
@@ -128,9 +133,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Free model and KV cache; process groups stay."""
-        core = self._llm.llm_engine.engine_core.engine_core
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
+        self._finalizer()
         del self._llm
 
     def _sampling_params(self, n: int, sampling: SamplingSettings) -> Any:
@@ -206,9 +209,13 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings) -> 
     except ValueError as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f"vLLM refuses to start on {model_path} ({reason}); adapt the rollout section") from error
-    # The finalizer would destroy the default process group, which may be the trainer's.
-    llm.llm_engine.engine_core._finalizer.detach()
     return llm
+
+
+def _shut_down(client: Any) -> None:
+    """vLLM's own way would also destroy the default process group, which may be the trainer's."""
+    client.engine_core.model_executor.shutdown()
+    client.engine_core.scheduler.shutdown()
 
 
 def _prepare_environment(on_cpu: bool) -> None:
@@ -218,6 +225,8 @@ def _prepare_environment(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if on_cpu else "WARNING")
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # vLLM configures its logger only after the first messages.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
 @contextlib.contextmanager
@@ -281,7 +290,7 @@ def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> 
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     model, config = worker.model_runner.get_model(), worker.model_config
-    with set_current_vllm_config(worker.vllm_config):
+    with set_current_vllm_config(worker.vllm_config), _unwritten_layers_unlogged():
         initialize_layerwise_reload(model)
         try:
             loaded = model.load_weights(stream)
@@ -290,7 +299,30 @@ def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> 
             raise
         finally:
             finalize_layerwise_reload(model, config)
+        _prepack_heads(model)
     return sorted({name for name, _ in model.named_parameters()} - loaded)
+
+
+def _prepack_heads(model: torch.nn.Module) -> None:
+    """vLLM for CPUs multiplies by a packed copy of the head and leaves the copy old where the head is tied."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        for layer in model.modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+@contextlib.contextmanager
+def _unwritten_layers_unlogged() -> Iterator[None]:
+    """vLLM warns of every tied layer; the list that _reload_weights returns holds the real ones."""
+    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _forget_buffered_weights(model: torch.nn.Module) -> None:
