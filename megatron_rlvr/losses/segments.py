@@ -1,8 +1,8 @@
 """Sums over the sequences of a packed batch: S sequences, T tokens, boundaries cu_seqlens [S+1]; any may be empty.
 
 Sums run in float64: a running sum over a million float32 tokens would lose the digits the last sequences need. No
-Python loop, no atomics (the same numbers on every run), no wait for the device, few temporaries of size T (touching
-fresh memory costs more than the arithmetic).
+Python loop, no atomics, no wait for the device, few temporaries of size T (touching fresh memory costs more than the
+arithmetic).
 """
 
 from __future__ import annotations
