@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 LOG_W_EDGES = (-20.0, -10.0, -5.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+DEEP_TAIL = -1.0  # log W below this is the deep tail of ReSPO Table 5
 LENGTH_EDGES = (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
 
@@ -43,7 +44,7 @@ def weight_by_length_sums(weights: Tensor, lengths: Tensor) -> dict[str, Tensor]
 
 
 def finalize_bins(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Shares p, m, amplification m/p and mean length per occupied bin of log W; mean weight per bin of length."""
+    """Shares p, m, amplification m/p, mean length per bin of log W and over its deep tail; mean weight by length."""
     found: dict[str, float] = {}
     for sign in ("positive", "negative"):
         name = f"tail/{sign}"
@@ -63,7 +64,10 @@ def _finalize_tail(
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     total, total_mass = sum(counts), sum(masses)
-    for label, count, mass, length in zip(bin_labels(LOG_W_EDGES), counts, masses, lengths, strict=True):
+    deep = LOG_W_EDGES.index(DEEP_TAIL) + 1
+    rows = [*zip(bin_labels(LOG_W_EDGES), counts, masses, lengths, strict=True)]
+    rows.append(("deep", sum(counts[:deep]), sum(masses[:deep]), sum(lengths[:deep])))
+    for label, count, mass, length in rows:
         if total:
             found[f"{name}/p/{label}"] = count / total
         if total_mass:
@@ -76,6 +80,6 @@ def _finalize_tail(
 
 
 def bin_labels(edges: Sequence[float]) -> list[str]:
-    """Names of the bins: `<-20`, `-20..-10`, ..., `>=20`."""
+    """Names of the bins: `below_-20`, `-20..-10`, ..., `from_20`; safe as TensorBoard tags."""
     inner = [f"{low:g}..{high:g}" for low, high in pairwise(edges)]
-    return [f"<{edges[0]:g}", *inner, f">={edges[-1]:g}"]
+    return [f"below_{edges[0]:g}", *inner, f"from_{edges[-1]:g}"]

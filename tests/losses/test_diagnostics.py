@@ -92,7 +92,11 @@ def test_tail_shares_add_to_one_and_amplification_is_their_quotient(batch):
         for sign in ("positive", "negative"):
             shares = {key.rpartition("/")[2]: v for key, v in got.items() if key.startswith(f"tail/{sign}/p/")}
             masses = {key.rpartition("/")[2]: v for key, v in got.items() if key.startswith(f"tail/{sign}/m/")}
+            deep, deep_mass = shares.pop("deep"), masses.pop("deep")
             assert sum(shares.values()) == pytest.approx(1) and sum(masses.values()) == pytest.approx(1)
+            below = ("below_-20", "-20..-10", "-10..-5", "-5..-2", "-2..-1")
+            assert deep == pytest.approx(sum(shares[label] for label in below))
+            assert deep_mass == pytest.approx(sum(masses[label] for label in below))
             for label, share in shares.items():
                 expected = None if share == 0 else pytest.approx(masses[label] / share)
                 assert got.get(f"tail/{sign}/amplification/{label}") == expected

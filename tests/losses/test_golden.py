@@ -99,9 +99,9 @@ def test_tail_table_and_effective_sample_size():
     assert metrics["ess/kernel"] == pytest.approx(tail["ess_respo"], rel=1e-9)
     for row in tail["positive_bins_respo"]:
         label = (
-            f"<{row['hi']}"
+            f"below_{row['hi']}"
             if row["lo"] is None
-            else f">={row['lo']}"
+            else f"from_{row['lo']}"
             if row["hi"] is None
             else f"{row['lo']}..{row['hi']}"
         )
