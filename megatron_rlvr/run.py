@@ -147,7 +147,9 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.reporter.__exit__(kind, error, trace)
         if kind is None:  # after a failure the peers may be stuck in a collective: the launcher ends them
             self.engine.close()

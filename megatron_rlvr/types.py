@@ -6,13 +6,14 @@ Everything else in the package may import this module; it imports nothing of our
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 
 class UserError(Exception):
-    """A fault of the user's config, data, checkpoint or layout: one sentence with thing, value and remedy; exit code 2."""
+    """A fault in config, data, checkpoint or layout: one sentence with thing, value and remedy; exit code 2."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Group:
 
 @dataclass
 class PackedBatch:
-    """One micro-batch of S sequences; A = its action tokens. Labels are shifted here, once, before any split over ranks.
+    """One micro-batch of S sequences; A = its action tokens. Labels are shifted once, before any split over ranks.
 
     `packed` layout: rows == 1, columns == T, sequences one after the other with position ids that restart.
     `padded` layout: rows == S, columns == the longest sequence, right-padded (the reference layout).
@@ -160,7 +161,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch with every tensor on `device`."""
-        moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
         return PackedBatch(**moved)
 
 

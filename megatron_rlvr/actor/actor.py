@@ -109,8 +109,8 @@ class Actor:
         yield from self._plan.gather(lambda p: p.data, DTYPES[dtype or self.config.dtype])
 
     def gradients(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """As `weights`, of the gradients that `accumulate` left (not with the distributed optimizer, which shards them)."""
-        yield from self._plan.gather(lambda p: p.main_grad, torch.float32)
+        """As `weights`, of the gradients that `accumulate` left; the distributed optimizer keeps only shards of them."""
+        yield from self._plan.gather(_main_grad, torch.float32)
 
     def replica_spread(self) -> float:
         """Largest difference between ranks that should hold the same values; 0.0 is the only healthy answer."""
@@ -124,5 +124,11 @@ class Actor:
         dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
         return everyone.item()
 
-    def close(self) -> None:
-        parallel.shutdown()
+    def close(self, keep_process_group: bool = False) -> None:
+        """Leave the parallel groups, and the default group too unless another actor is to be built in it."""
+        parallel.shutdown(keep_process_group)
+
+
+def _main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Where Megatron's DDP accumulates the gradient."""
+    return parameter.main_grad  # type: ignore[attr-defined, no-any-return]

@@ -60,8 +60,8 @@ def transformer_config(spec: ModelSpec, config: ActorConfig) -> TransformerConfi
         variable_seq_lengths=True,
         # The policy loss arrives divided by the mini-batch's own denominator: Megatron must not average it again.
         calculate_per_token_loss=True,
-        # Weights come from a checkpoint. The initialisers still run, as they mark parameters as tensor parallel (without
-        # the mark a gradient norm counts one shard of each), but they leave the memory as it is.
+        # Weights come from a checkpoint. The initialisers still run, as they mark parameters as tensor parallel (the
+        # gradient norm would count one shard of an unmarked one), but they leave the memory as it is.
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
@@ -136,7 +136,9 @@ def build_chunks(spec: ModelSpec, config: ActorConfig) -> tuple[TransformerConfi
     return megatron_config, [_build_chunk(spec, config, megatron_config, stage) for stage in stages]
 
 
-def _build_chunk(spec: ModelSpec, config: ActorConfig, megatron_config: TransformerConfig, stage: int | None) -> GPTModel:
+def _build_chunk(
+    spec: ModelSpec, config: ActorConfig, megatron_config: TransformerConfig, stage: int | None
+) -> GPTModel:
     chunk = GPTModel(
         config=megatron_config,
         transformer_layer_spec=layer_spec(megatron_config, stage),

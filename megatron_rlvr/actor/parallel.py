@@ -7,15 +7,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
 
 from megatron_rlvr.actor import platform
-
-platform.install()  # before the first import of megatron.core
-
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-
-from megatron_rlvr.config.tree import ActorConfig  # noqa: E402
-from megatron_rlvr.types import Place, UserError  # noqa: E402
+from megatron_rlvr.config.tree import ActorConfig
+from megatron_rlvr.types import Place, UserError
 
 
 def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> None:
@@ -73,8 +69,9 @@ def data_parallel_rank() -> int:
     return parallel_state.get_data_parallel_rank()
 
 
-def shutdown() -> None:
+def shutdown(keep_process_group: bool = False) -> None:
     """Leave all groups; without it, a rank that exits early makes the others print connection errors."""
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        if not keep_process_group:
+            dist.destroy_process_group()

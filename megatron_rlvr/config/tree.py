@@ -144,8 +144,8 @@ class TrainerConfig(Section):
     )
     step_zero_tolerance: PositiveFloat | None = Field(
         None,
-        description="stop when learner and engine differ by more nats on some token of the first update after a refresh; "
-        "default: 1e-3 where both are float32, else the gap is only logged",
+        description="nats; stop when learner and engine differ by more on some token of the first update after a "
+        "refresh; default: 1e-3 where both are float32, else the gap is only logged",
     )
 
 

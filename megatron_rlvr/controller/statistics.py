@@ -37,7 +37,11 @@ def batch_metrics(groups: Sequence[Group], learner_version: int) -> dict[str, fl
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
 
 
 def _reward_parts(groups: Sequence[Group]) -> dict[str, float]:

@@ -46,8 +46,8 @@ def evaluate_held_out(
     score_groups(groups, name=verifier)
     rows = torch.zeros(len(prompts), 2, dtype=torch.float64)
     for index, group in zip(range(rank, len(prompts), world), groups, strict=True):
-        rows[index, 0] = np.mean([t.score > 0 for t in group.trajectories])
-        rows[index, 1] = np.mean([t.response_length for t in group.trajectories])
+        rows[index, 0] = float(np.mean([t.score > 0 for t in group.trajectories]))
+        rows[index, 1] = float(np.mean([t.response_length for t in group.trajectories]))
     everyone: list[torch.Tensor] = [torch.empty(0)] * world
     dist.all_gather_object(everyone, rows)
     accuracy, length = torch.stack(everyone).sum(0).unbind(1)

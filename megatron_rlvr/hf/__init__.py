@@ -2,8 +2,7 @@
 
 from megatron_rlvr.hf.checkpoint import HFCheckpoint
 from megatron_rlvr.hf.mapping import WeightMap
-from megatron_rlvr.hf.names import canonical_name
 from megatron_rlvr.hf.spec import read_model_spec
 from megatron_rlvr.hf.writer import write_checkpoint
 
-__all__ = ["HFCheckpoint", "WeightMap", "canonical_name", "read_model_spec", "write_checkpoint"]
+__all__ = ["HFCheckpoint", "WeightMap", "read_model_spec", "write_checkpoint"]

@@ -51,6 +51,6 @@ def _certify(report: RefreshReport) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise RefreshError(
-                f"the engines of ranks 0 and {rank} received different weights (certificates {everyone[0]} and {theirs}); "
-                "restart the run from its last checkpoint."
+                f"the engines of ranks 0 and {rank} received different weights (certificates {everyone[0]} and "
+                f"{theirs}); restart the run from its last checkpoint."
             )

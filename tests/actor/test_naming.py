@@ -1,6 +1,6 @@
 import pytest
 
-from megatron_rlvr.hf import canonical_name
+from megatron_rlvr.actor.naming import canonical_name
 
 LAYER = "decoder.layers.1."
 
