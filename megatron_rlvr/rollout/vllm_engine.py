@@ -283,8 +283,8 @@ def _patch_expert_prepack() -> None:
 def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> list[str]:
     """Runs on the worker: load a checkpoint's tensors in place; returns the parameters that got none.
 
-    When `stream` raises, layers that are complete keep the new weights, the others get their old ones back, and a later
-    call starts clean.
+    When `stream` raises, layers that it has reached are spoiled and the others are as they were; a later call starts
+    clean.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -294,9 +294,6 @@ def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> 
         initialize_layerwise_reload(model)
         try:
             loaded = model.load_weights(stream)
-        except BaseException:
-            _forget_buffered_weights(model)
-            raise
         finally:
             finalize_layerwise_reload(model, config)
         _prepack_heads(model)
@@ -323,16 +320,6 @@ def _unwritten_layers_unlogged() -> Iterator[None]:
         yield
     finally:
         logger.disabled = disabled
-
-
-def _forget_buffered_weights(model: torch.nn.Module) -> None:
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        if info.can_load():
-            info.loaded_weights.clear()
-            info.load_numel = 0
 
 
 def _drop_requests(engine: Any) -> None:

@@ -55,7 +55,7 @@ def test_completions_of_one_context_differ(engine):
 
 
 def test_draws_follow_the_distribution(engine, models):
-    """4,000 first tokens against the softmax; a share of p differs by 5 standard errors with odds of one in a million."""
+    """4,000 first tokens against the softmax, each share within 5 standard errors."""
     context, temperature = contexts(1, seed=3)[0], 1.5
     (group,) = engine.generate([context], 4000, SamplingSettings(1, temperature=temperature, seed=9))
     shares = np.bincount([c.token_ids[0] for c in group], minlength=VOCAB) / 4000

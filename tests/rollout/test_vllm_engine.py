@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from megatron_rlvr.rollout import RefreshError, SamplingSettings
+from megatron_rlvr.rollout.vllm_engine import VllmEngine, VllmSettings
 from megatron_rlvr.types import UserError
 from tests.rollout.conftest import make_engine
 from tests.rollout.models import contexts, gap, ids_of, oracle_logprobs, tensors_of, write_model
@@ -35,12 +36,13 @@ def closing():
         engine.close()
 
 
-def test_fresh_engine_repeats_a_long_running_one(engine, models, closing):
+def test_fresh_engine_repeats_a_long_running_one(engine, models):
     given = contexts(8, seed=20, **LONG)
     engine.generate(given[:3], 4, SAMPLING)  # a vLLM that kept its cache would batch the next call differently
-    kind = "vllm" if type(engine).__name__ == "VllmEngine" else "transformers"
-    fresh = closing(models[0]) if kind == "vllm" else make_engine(kind, models[0])
-    assert ids_of(fresh.generate(given, 4, SAMPLING)) == ids_of(engine.generate(given, 4, SAMPLING))
+    fresh = make_engine("vllm" if isinstance(engine, VllmEngine) else "transformers", models[0])
+    again = fresh.generate(given, 4, SAMPLING)
+    fresh.close()
+    assert ids_of(again) == ids_of(engine.generate(given, 4, SAMPLING))
 
 
 def test_construction_leaves_the_process_as_it_was(models, closing):
@@ -194,10 +196,8 @@ def test_unreadable_checkpoints_are_refused(models, tmp_path):
             assert "\n" not in str(refusal.value)
 
 
-def test_model_shorter_than_max_model_len_is_refused(tmp_path, models):
-    from megatron_rlvr.rollout.vllm_engine import VllmEngine, VllmSettings
-
-    with pytest.raises(UserError, match="max_model_len 129 .*max_position_embeddings 128"):
+def test_model_shorter_than_max_model_len_is_refused(models):
+    with pytest.raises(UserError, match=r"max_model_len 129 .*max_position_embeddings 128"):
         VllmEngine(models[0], VllmSettings(129, (1,)))
 
 
