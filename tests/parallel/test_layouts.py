@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.parallel.models import load_transformers, rollout_batch, token_logprobs, write_model
-from tests.parallel.ranks import run_ranks
+from tests.ranks import run_ranks
 
 LAYOUTS = {
     1: {

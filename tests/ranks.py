@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def run_ranks(module: str, world_size: int, *arguments: str, log_dir: Path, timeout: int = 300) -> str:
