@@ -9,6 +9,7 @@ import faulthandler
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     faulthandler.enable()
+    # On a CPU that is as it should be, and `doctor` says it for every machine.
+    warnings.filterwarnings("ignore", message=r"(Transformer Engine and )?Apex (is|are) not installed")
     code = main(sys.argv[1:])
     if code:  # a failed rank must not wait for threads, engines or peers on its way out
         sys.stdout.flush()

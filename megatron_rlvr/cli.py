@@ -35,10 +35,14 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their arguments."""
-    parser = _Parser(prog="python -m megatron_rlvr", description="Reinforcement learning with verifiable rewards.")
+    parser = _Parser(
+        prog="python -m megatron_rlvr",
+        allow_abbrev=False,
+        description="Reinforcement learning with verifiable rewards.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, meaning in _RUN_COMMANDS:
-        command = commands.add_parser(name, help=meaning, description=meaning)
+        command = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         command.add_argument("config", metavar="RUN.yaml", type=Path)
         command.add_argument("overrides", metavar="section.key=value", nargs="*")
         command.add_argument("--overwrite", action="store_true", help="replace the run that run_dir holds")
@@ -65,7 +69,7 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
         code = run_local(
             module + arguments, config.actor.world_size, threads=config.launch.threads, log_dir=directory.files.logs
         )
-        if code != USER_ERROR or _has_results(directory):
+        if code != USER_ERROR or _has_updates(directory):
             directory.keep()
     return code
 
@@ -95,10 +99,11 @@ def _check_devices(world_size: int) -> None:
         )
 
 
-def _has_results(directory: RunDirectory) -> bool:
+def _has_updates(directory: RunDirectory) -> bool:
     """True once an update was reported: from then on a run directory is worth keeping whatever happened."""
-    metrics = directory.files.metrics
-    return metrics.exists() and metrics.stat().st_size > 0
+    from megatron_rlvr.observability.report import read_metrics
+
+    return directory.files.metrics.exists() and any(row["step"] > 0 for row in read_metrics(directory.files.root))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

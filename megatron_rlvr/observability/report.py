@@ -37,7 +37,7 @@ CURVES: tuple[Curve, ...] = (
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl in order; of a step that a resumed run wrote again, the last one.
+    """One row per step in order: lines of the same step are merged, the later value wins (as after a resume).
 
     Raises UserError: there is none, or a line before the last is not JSON.
     """
@@ -49,7 +49,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            rows[int(row["step"])] = row
+            rows.setdefault(int(row["step"]), {}).update(row)
         except (ValueError, KeyError, TypeError):
             if number < len(lines):  # a run that was killed may leave its last line unfinished
                 raise UserError(f"{path} line {number} is not a metrics line; remove it or run again") from None

@@ -237,6 +237,9 @@ def test_reading_back_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
     lines = ['{"step": 1, "actor/lr": 1.0}', '{"step": 2, "actor/lr": 2.0}', '{"step": 2, "actor/lr": 3.0}', '{"step":']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert [row["actor/lr"] for row in read_metrics(tmp_path)] == [1.0, 3.0]
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        file.write(lines[0] + '\n{"step": 1, "val-core/x/acc/mean@2": 0.5}\n')
+    assert read_metrics(tmp_path) == [{"step": 1, "actor/lr": 1.0, "val-core/x/acc/mean@2": 0.5}]
     (tmp_path / "metrics.jsonl").write_text("\n".join([lines[3], *lines[:3]]))
     with pytest.raises(UserError, match="line 1"):
         read_metrics(tmp_path)
