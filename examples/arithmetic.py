@@ -4,10 +4,10 @@
 
     python examples/arithmetic.py --out DIR      writes train.jsonl, heldout.jsonl, demonstrations.jsonl
 
-Demonstrations are partly wrong on purpose: each addition is off by a little with some probability, and the chain goes on
-from the wrong total. A model that imitates them answers correctly about as often as they do; it knows how to add and errs
-because it was shown errors, which is what reinforcement learning then takes away. Response length varies with the number
-of terms. The same seed gives the same files.
+Demonstrations are partly wrong on purpose: each addition is off by a little with some probability, and the chain goes
+on from the wrong total. A model that imitates them answers correctly about as often as they do; it knows how to add and
+errs because it was shown errors, which is what reinforcement learning then takes away. Response length varies with the
+number of terms. The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_problems(
         )
     rng = random.Random(seed)
     seen = set(exclude)
-    problems = []
+    problems: list[dict[str, str]] = []
     while len(problems) < n:
         terms = _draw_terms(rng, min_terms, max_terms)
         text = _problem_text(terms)
@@ -59,7 +59,7 @@ def make_demonstrations(
     """
     rng = random.Random(seed)
     banned = set(exclude)
-    demonstrations = []
+    demonstrations: list[dict[str, str]] = []
     while len(demonstrations) < n:
         terms = _draw_terms(rng, min_terms, max_terms)
         if _problem_text(terms) not in banned:

@@ -15,16 +15,18 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
-# One token for the box's opening, as large vocabularies have; its characters are there too, so that 32 ids are all used.
+# Numbers below 100 and the opening of the box are one token each, as large vocabularies group digits and frequent text.
 BOX = "\\boxed{"
-CHARACTERS = "0123456789+-*=,.() \n}{\\boxed"
+NUMBERS = tuple(str(n) for n in range(100))
+CHARACTERS = " \n+-*/=,.:;()[]{}^\\boxed"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Characters of generated arithmetic and `\\boxed{`; text made of them decodes to itself."""
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, BOX, *CHARACTERS))}
+    """Numbers, the characters of generated arithmetic and the box; text made of them decodes to itself."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, BOX, *NUMBERS, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
+    pieces = Regex(r"\\boxed\{|[1-9][0-9]|[\s\S]")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -65,7 +67,7 @@ def build_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -
 
 @torch.no_grad()
 def initialise(model: torch.nn.Module, seed: int) -> None:
-    """Draw every weight; transformers' own 0.02 is made for wide models and would leave the routing of this one flat."""
+    """Draw every weight; transformers' 0.02 is made for wide models and would leave the routing of this one flat."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if "norm" in name:
