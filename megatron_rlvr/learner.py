@@ -33,7 +33,8 @@ class Learner:
             data_parallel_rank=self.actor.data_parallel_rank,
             micro_batch_tokens=actor.micro_batch_tokens,
             layout=actor.batch_layout,
-            pad_to_multiple=actor.tensor_parallel,
+            pad_to_multiple=actor.tensor_parallel * actor.sequence_multiple,
+            sequence_multiple=actor.sequence_multiple,
             micro_batch_multiple=actor.pipeline_parallel if actor.virtual_pipeline > 1 else 1,
         )
 

@@ -20,7 +20,7 @@ from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
 from megatron_rlvr.evaluation import HeldOutResult, evaluate_held_out
 from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.learner import Learner
-from megatron_rlvr.losses import alarms, step_zero_alarms
+from megatron_rlvr.losses import alarms, find_loss, step_zero_alarms
 from megatron_rlvr.observability.metrics import validation_key
 from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.refresh import Refresher
@@ -48,6 +48,9 @@ class Run:
         self.refresher = Refresher(self.actor, self.engine, self.learner.weight_map, config.refresh_interval)
         self._step_started = time.perf_counter()
         self._alarmed: set[str] = set()
+        self._gaps: list[dict[str, float]] = []  # of the mini-batches that are still to come
+        needed = find_loss(config.loss.name).reference == "required"
+        self.uses_reference = needed if config.reference.enabled is None else config.reference.enabled
         self._evaluated: tuple[int, HeldOutResult] | None = None
 
     @property
@@ -64,9 +67,33 @@ class Run:
                 f"{self.config.max_staleness}: the controller admitted what it must not"
             )
 
+    def mini_batches(self, groups: list[Group]) -> list[tuple[list[Group], MiniBatch]]:
+        """The batch cut for this rank, with what stays fixed while it is trained on: old log-probs and the reference."""
+        batches = list(self.controller.mini_batches(groups))
+        if self.uses_reference and self.config.reference.refresh_interval is None:
+            self.actor.refresh_reference()
+        if self.config.loss.old_logprobs == "recompute":
+            with self.reporter.timer("old_log_prob"):
+                self._gaps = [self.actor.rescore_behavior(batch, replace=True) for _, batch in batches]
+        return batches
+
+    def _score_reference(self, mini_batch: MiniBatch) -> dict[str, float]:
+        """Fill the mini-batch's reference log-probs, from a new copy of the learner where one is due."""
+        interval = self.config.reference.refresh_interval
+        if interval is not None and self.version % interval == 0:
+            self.actor.refresh_reference()
+        with self.reporter.timer("ref"):
+            self.actor.score_reference(mini_batch)
+        version = self.actor.reference_version
+        return {"reference/version": version, "reference/age": self.version - version}
+
     def update(self, part: list[Group], mini_batch: MiniBatch) -> dict[str, float]:
         """One optimizer update on `mini_batch`, which holds `part`; its metrics."""
         metrics = batch_metrics(part, self.version)
+        if self._gaps:
+            metrics |= self._gaps.pop(0)
+        if self.uses_reference:
+            metrics |= self._score_reference(mini_batch)
         with self.reporter.timer("update_actor"):
             metrics |= self.actor.update(mini_batch, self.config.loss)
         metrics |= {

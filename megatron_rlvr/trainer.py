@@ -12,7 +12,7 @@ def train(config: RunConfig) -> None:
         run.evaluate()
         while run.version < config.trainer.updates:
             groups = run.controller.collect()  # 1 propose, 2 roll out, 3 reward, 4 advantage
-            for part, mini_batch in run.controller.mini_batches(groups):  # 5 batch
+            for part, mini_batch in run.mini_batches(groups):  # 5 batch
                 run.check_staleness(part)
                 metrics = run.update(part, mini_batch)  # 6 update
                 metrics |= run.refresher.push_if_due()  # 7 refresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 
@@ -10,15 +11,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_rlvr.actor import parallel, platform
-from megatron_rlvr.actor.guards import check_layout
+from megatron_rlvr.actor.aux_loss import scale_aux_loss
 from megatron_rlvr.actor.head import LogprobHead
 from megatron_rlvr.actor.metrics import reduce_metrics
 from megatron_rlvr.actor.model import DTYPES, build_chunks
 from megatron_rlvr.actor.naming import named_parameters
 from megatron_rlvr.actor.objective import objective
 from megatron_rlvr.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
+from megatron_rlvr.actor.reference import ReferencePolicy
 from megatron_rlvr.actor.schedule import Schedule
 from megatron_rlvr.actor.shards import ShardPlan
+from megatron_rlvr.config.checks import check_known_faults, installed_version
 from megatron_rlvr.config.tree import ActorConfig, LossConfig, OptimizerConfig
 from megatron_rlvr.types import MiniBatch, ModelSpec, Place
 
@@ -30,12 +33,13 @@ class Actor:
     """A Megatron model, its optimizer and its schedule on this rank."""
 
     def __init__(self, spec: ModelSpec, config: ActorConfig, optimizer: OptimizerConfig, *, updates: int, seed: int):
-        check_layout(spec, config)
+        check_known_faults(config, spec, installed_version("megatron-core"))
         parallel.initialize(config, seed)
         self.spec, self.config = spec, config
         self.megatron_config, self.chunks = build_chunks(spec, config)
         self.place = parallel.place()
         self.version = 0
+        self._reference: ReferencePolicy | None = None
         self._optimizer_config, self._updates = optimizer, updates
         self._parameters = dict(named_parameters(self.chunks))
         self._plan = ShardPlan(self._parameters)
@@ -76,11 +80,55 @@ class Actor:
         """
         return self.accumulate(mini_batch, loss) | self.step()
 
+    def refresh_reference(self) -> None:
+        """Freeze the present weights as the reference policy."""
+        if self._reference is None:
+            self._reference = ReferencePolicy(self._parameters.values())
+        self._reference.refresh(self.version)
+
+    @property
+    def reference_version(self) -> int:
+        """Version of the reference's weights; -1 where there is none yet."""
+        return -1 if self._reference is None else self._reference.version
+
+    def score_reference(self, mini_batch: MiniBatch) -> None:
+        """Fill `reference_logprobs` of every micro-batch where the loss is formed (the last pipeline stage).
+
+        Raises RuntimeError when no reference was frozen.
+        """
+        if self._reference is None:
+            raise RuntimeError("score_reference before refresh_reference: there is no reference policy yet")
+        fresh = self._reference.version == self.version  # the learner itself, no need to swap
+        with contextlib.nullcontext() if fresh else self._reference.swapped_in():
+            scores = self.schedule.logprobs(mini_batch)
+        for batch, (logprobs, _) in zip(mini_batch.micro_batches, scores, strict=False):
+            batch.reference_logprobs = logprobs
+
+    def rescore_behavior(self, mini_batch: MiniBatch, replace: bool) -> dict[str, float]:
+        """The gap between the engine's log-probs and the learner's now; with `replace`, the learner's take their place.
+
+        Returns rollout/logprob_gap (mean, nats) and rollout/logprob_gap/max, equal on all ranks.
+        """
+        sums = []
+        for batch, (logprobs, _) in zip(mini_batch.micro_batches, self.schedule.logprobs(mini_batch), strict=False):
+            gap = (logprobs - batch.behavior_logprobs.to(logprobs.device)).abs().double()
+            sums.append(
+                {
+                    "rollout/logprob_gap/num": gap.sum(),
+                    "rollout/logprob_gap/den": torch.full_like(gap.sum(), gap.numel()),
+                    "rollout/logprob_gap/max": gap.max() if gap.numel() else torch.zeros_like(gap.sum()),
+                }
+            )
+            if replace:
+                batch.behavior_logprobs = logprobs
+        return reduce_metrics(sums)
+
     def accumulate(self, mini_batch: MiniBatch, loss: LossConfig) -> dict[str, float]:
         """Forward and backward of all micro-batches; gradients are whole (reduced over all groups) afterwards."""
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        scale_aux_loss(self.megatron_config, self.config.moe_aux_loss_coeff, mini_batch)
         return reduce_metrics(self.schedule.train(mini_batch, objective(loss, mini_batch)))
 
     def step(self) -> dict[str, float]:
@@ -109,7 +157,7 @@ class Actor:
         yield from self._plan.gather(lambda p: p.data, DTYPES[dtype or self.config.dtype])
 
     def gradients(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """As `weights`, of the gradients that `accumulate` left; the distributed optimizer keeps only shards of them."""
+        """As `weights`, of the gradients that `accumulate` left; a distributed optimizer keeps only shards of them."""
         yield from self._plan.gather(_main_grad, torch.float32)
 
     def replica_spread(self) -> float:

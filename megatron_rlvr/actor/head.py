@@ -54,11 +54,14 @@ class LogprobHead(ColumnParallelLinear):
         if self.batch is None:
             return super().forward(input_, weight, runtime_gather_output)
         if self.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(input_, group=self.tp_group)
-        else:
-            hidden = copy_to_tensor_model_parallel_region(input_, group=self.tp_group)
+            input_ = gather_from_sequence_parallel_region(input_, group=self.tp_group)
+        hidden = input_.transpose(0, 1).flatten(0, 1).index_select(0, self.batch.action_index)
+        if not self.sequence_parallel:
+            # After the selection: fewer rows to reduce, and Megatron's reduction loses a gradient that is a transposed
+            # view (it reduces a contiguous copy and returns the original).
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
         logprobs, entropy = linear_logprob(
-            hidden.transpose(0, 1).flatten(0, 1).index_select(0, self.batch.action_index),
+            hidden,
             self.weight if weight is None else weight,
             self.batch.labels,
             group=self.tp_group,

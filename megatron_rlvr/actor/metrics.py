@@ -20,7 +20,7 @@ def reduce_metrics(per_micro_batch: list[dict[str, torch.Tensor]]) -> dict[str, 
     if per_micro_batch:
         local = merge_metrics(per_micro_batch)
         vectors = flatten_metrics(local)
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        group = parallel_state.get_data_parallel_group()  # context-parallel ranks each hold the same whole sums
         for reduction, vector in vectors.items():
             dist.all_reduce(vector, op=_OPERATIONS[reduction], group=group)
         boxed[0] = finalize_metrics(unflatten_metrics(vectors, local))

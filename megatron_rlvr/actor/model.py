@@ -13,6 +13,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
 from megatron_rlvr.actor import platform
+from megatron_rlvr.actor.context_attention import ContextParallelAttention
 from megatron_rlvr.actor.head import LogprobHead
 from megatron_rlvr.actor.modules import RMSNorm, SdpaCoreAttention
 from megatron_rlvr.config.tree import ActorConfig
@@ -54,6 +55,7 @@ def transformer_config(spec: ModelSpec, config: ActorConfig) -> TransformerConfi
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
         virtual_pipeline_model_parallel_size=config.virtual_pipeline if config.virtual_pipeline > 1 else None,
+        context_parallel_size=config.context_parallel,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=config.expert_tensor,
         sequence_parallel=config.tensor_parallel > 1,
@@ -66,7 +68,7 @@ def transformer_config(spec: ModelSpec, config: ActorConfig) -> TransformerConfi
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
         **_pipeline_fields(config),
-        **(_moe_fields(spec, accelerated) if spec.num_experts else {}),
+        **(_moe_fields(spec, config, accelerated) if spec.num_experts else {}),
         **(_recompute_fields() if config.recompute == "full" else {}),
     )
     known = {f.name for f in dataclasses.fields(TransformerConfig)}
@@ -89,7 +91,8 @@ def _recompute_fields() -> dict[str, Any]:
     return dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
 
 
-def _moe_fields(spec: ModelSpec, accelerated: bool) -> dict[str, Any]:
+def _moe_fields(spec: ModelSpec, config: ActorConfig, accelerated: bool) -> dict[str, Any]:
+    balanced = config.moe_aux_loss_coeff > 0
     return dict(
         num_moe_experts=spec.num_experts,
         moe_router_topk=spec.num_experts_per_tok,
@@ -98,8 +101,8 @@ def _moe_fields(spec: ModelSpec, accelerated: bool) -> dict[str, Any]:
         moe_router_score_function="softmax",
         # norm_topk_prob: softmax over the chosen logits equals the softmax over all, renormalised over the chosen.
         moe_router_pre_softmax=not spec.norm_topk_prob,
-        moe_router_load_balancing_type="none",
-        moe_aux_loss_coeff=0.0,
+        moe_router_load_balancing_type="aux_loss" if balanced else "none",
+        moe_aux_loss_coeff=config.moe_aux_loss_coeff,
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="alltoall",
         moe_grouped_gemm=accelerated,
@@ -118,7 +121,7 @@ def layer_spec(config: TransformerConfig, vp_stage: int | None) -> Any:
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention.submodules
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-        attention.core_attention = SdpaCoreAttention
+        attention.core_attention = ContextParallelAttention if config.context_parallel_size > 1 else SdpaCoreAttention
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block

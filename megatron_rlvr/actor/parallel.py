@@ -23,14 +23,15 @@ def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> Non
     if world_size != config.world_size:
         raise UserError(
             f"{world_size} ranks were started but the layout tensor {config.tensor_parallel} x pipeline "
-            f"{config.pipeline_parallel} x data {config.data_parallel} needs {config.world_size}: start that many "
-            "or change actor.data_parallel"
+            f"{config.pipeline_parallel} x context {config.context_parallel} x data {config.data_parallel} needs "
+            f"{config.world_size}: start that many or change actor.data_parallel"
         )
     join(timeout_minutes)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
         virtual_pipeline_model_parallel_size=config.virtual_pipeline if config.virtual_pipeline > 1 else None,
+        context_parallel_size=config.context_parallel,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=config.expert_tensor,
         distributed_timeout_minutes=timeout_minutes,

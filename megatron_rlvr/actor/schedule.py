@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
 from megatron_rlvr.actor import platform
+from megatron_rlvr.actor.context import ContextShard, complete, shard
 from megatron_rlvr.actor.head import LogprobHead
 from megatron_rlvr.types import MiniBatch, PackedBatch
 
 # (batch, logprobs [A], entropy [A]) -> (loss to differentiate, metric sums)
 LossFunction = Callable[[PackedBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+# what the head answered [1, A_local, 2], and the places of its tokens among the batch's action tokens
+Output = tuple[torch.Tensor, torch.Tensor]
 
 
 class Schedule:
@@ -31,9 +36,9 @@ class Schedule:
     def train(self, mini_batch: MiniBatch, loss_function: LossFunction) -> list[dict[str, torch.Tensor]]:
         """Accumulate gradients of all micro-batches; metric sums per micro-batch on the last stage, [] elsewhere."""
 
-        def loss(batch: PackedBatch, output: torch.Tensor) -> tuple:
-            logprobs, entropy = output[0].unbind(-1)
-            value, sums = loss_function(batch, logprobs, entropy.detach())
+        def loss(batch: PackedBatch, output: Output) -> tuple:
+            logprobs, entropy = self._complete(batch, output)
+            value, sums = loss_function(batch, logprobs, entropy)
             # The value is final: a token count of 0 keeps Megatron from dividing it again.
             return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
@@ -43,8 +48,8 @@ class Schedule:
     def logprobs(self, mini_batch: MiniBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(logprobs [A], entropy [A]) per micro-batch on the last stage, [] elsewhere; no gradients."""
 
-        def collect(batch: PackedBatch, output: torch.Tensor, non_loss_data: bool = True) -> tuple:
-            logprobs, entropy = output[0].unbind(-1)
+        def collect(batch: PackedBatch, output: Output, non_loss_data: bool = True) -> tuple:
+            logprobs, entropy = self._complete(batch, output)
             return logprobs.clone(), entropy.clone()
 
         return self._run(mini_batch, collect, forward_only=True, collect_non_loss_data=True)
@@ -66,10 +71,25 @@ class Schedule:
 
     def _forward(self, iterator: Iterator[PackedBatch], model: Any, loss: Callable) -> tuple:
         batch = next(iterator).to(platform.device())
+        local = self._local(batch)
         for head in self.heads:
-            head.batch = batch
-        output = model(batch.token_ids, batch.position_ids, None, packed_seq_params=packed_params(batch))
-        return output, lambda result, **flags: loss(batch, result, **flags)
+            head.batch = local.batch
+        output = model(local.batch.token_ids, local.batch.position_ids, None, packed_seq_params=packed_params(batch))
+        return output, lambda result, **flags: loss(batch, (result, local.slots), **flags)
+
+    def _local(self, batch: PackedBatch) -> ContextShard:
+        group = parallel_state.get_context_parallel_group()
+        return shard(batch, group.size(), group.rank())
+
+    def _complete(self, batch: PackedBatch, output: Output) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and (detached) entropies [A] of all action tokens from what this rank's head answered."""
+        result, slots = output
+        logprobs, entropy = result[0].unbind(-1)
+        group = parallel_state.get_context_parallel_group()
+        if group.size() == 1:
+            return logprobs, entropy.detach()
+        total = batch.num_action_tokens
+        return complete(logprobs, slots, total, group), complete(entropy.detach(), slots, total, group)
 
 
 def packed_params(batch: PackedBatch) -> PackedSeqParams | None:
@@ -80,6 +100,8 @@ def packed_params(batch: PackedBatch) -> PackedSeqParams | None:
         qkv_format="thd",
         cu_seqlens_q=batch.cu_seqlens,
         cu_seqlens_kv=batch.cu_seqlens,
+        cu_seqlens_q_padded=batch.cu_seqlens,
+        cu_seqlens_kv_padded=batch.cu_seqlens,
         max_seqlen_q=batch.max_seqlen,
         max_seqlen_kv=batch.max_seqlen,
     )

@@ -123,19 +123,20 @@ def check_layout(actor: ActorConfig) -> None:
             "set actor.pipeline_parallel above 1 or actor.virtual_pipeline=1"
         )
     expert_ranks = actor.expert_parallel * actor.expert_tensor
-    dense_ranks = actor.tensor_parallel * actor.data_parallel
+    dense_ranks = actor.tensor_parallel * actor.context_parallel * actor.data_parallel
     if dense_ranks % expert_ranks:
         raise UserError(
             f"actor.expert_parallel times actor.expert_tensor_parallel is {actor.expert_parallel} x "
-            f"{actor.expert_tensor}, which does not divide actor.tensor_parallel times actor.data_parallel, "
-            f"{actor.tensor_parallel} x {actor.data_parallel}; lower actor.expert_parallel or set actor.data_parallel "
-            f"to a multiple of {_lacking(expert_ranks, actor.tensor_parallel)}"
+            f"{actor.expert_tensor}, which does not divide actor.tensor_parallel times actor.context_parallel times "
+            f"actor.data_parallel, {actor.tensor_parallel} x {actor.context_parallel} x {actor.data_parallel}; lower "
+            "actor.expert_parallel or set actor.data_parallel to a multiple of "
+            f"{_lacking(expert_ranks, actor.tensor_parallel * actor.context_parallel)}"
         )
 
 
-def _lacking(expert_ranks: int, tensor_parallel: int) -> int:
-    """The smallest data-parallel size with which tensor x data is a multiple of expert_ranks."""
-    return next(d for d in range(1, expert_ranks + 1) if (d * tensor_parallel) % expert_ranks == 0)
+def _lacking(expert_ranks: int, model_ranks: int) -> int:
+    """The smallest data-parallel size with which tensor x context x data is a multiple of expert_ranks."""
+    return next(d for d in range(1, expert_ranks + 1) if (d * model_ranks) % expert_ranks == 0)
 
 
 def check_model(config: RunConfig, spec: ModelSpec, command: Command = "train") -> None:
@@ -235,13 +236,23 @@ def _check_learning(config: RunConfig) -> None:
             f"rewards.overlong_start is {start}, not below rollout.max_response_length {cap}, so the penalty never "
             "applies; lower it or leave it unset"
         )
-    if config.trainer.eval_interval is not None and config.data.validation is None:
-        raise UserError(
-            f"trainer.eval_interval is {config.trainer.eval_interval}, but data.validation is unset; set "
-            "data.validation or leave trainer.eval_interval out"
-        )
+    if config.trainer.eval_interval is not None:
+        _check_evaluation(config, config.trainer.eval_interval)
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         raise UserError(f"optimizer.min_lr is {optimizer.min_lr}, above optimizer.lr {optimizer.lr}; lower it")
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         raise UserError(f"optimizer.betas is {list(optimizer.betas)}; set both values to at least 0 and below 1")
+
+
+def _check_evaluation(config: RunConfig, interval: int) -> None:
+    if config.data.validation is None:
+        raise UserError(
+            f"trainer.eval_interval is {interval}, but data.validation is unset; set data.validation or leave "
+            "trainer.eval_interval out"
+        )
+    if interval % config.refresh_interval:  # an evaluation pushes weights, which would change what training samples
+        raise UserError(
+            f"trainer.eval_interval is {interval}, no multiple of rollout.refresh_interval {config.refresh_interval}; "
+            f"set it to {-(-interval // config.refresh_interval) * config.refresh_interval}"
+        )

@@ -63,6 +63,21 @@ class LossConfig(Section):
     name: str = "respo"
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    old_logprobs: Literal["rollout", "recompute"] = Field(
+        "rollout",
+        description="behaviour log-probs: the engine's, or the learner's own at the start of each rollout batch",
+    )
+
+
+class ReferenceConfig(Section):
+    """The proximal reference pi_k: a frozen copy of the learner, kept in host memory."""
+
+    enabled: bool | None = Field(
+        None, description="default: where the loss needs it (proximal_kl); true with grpo makes it decoupled GRPO"
+    )
+    refresh_interval: PositiveInt | None = Field(
+        16, description="L: optimizer updates between copies; null: one copy before each rollout batch"
+    )
 
 
 class DynamicSamplingConfig(Section):
@@ -92,6 +107,7 @@ class ActorConfig(Section):
     virtual_pipeline: PositiveInt = Field(
         1, description="model chunks per pipeline rank (interleaved schedule when > 1)"
     )
+    context_parallel: PositiveInt = Field(1, description="ranks over which every sequence is split")
     expert_parallel: PositiveInt = 1
     expert_tensor_parallel: PositiveInt | None = Field(
         None, description="default: tensor_parallel if expert_parallel is 1, else 1"
@@ -102,11 +118,19 @@ class ActorConfig(Section):
     micro_batch_tokens: PositiveInt = Field(16384, description="tokens per micro-batch, padding included")
     recompute: Literal["none", "full"] = "none"
     distributed_optimizer: bool = False
+    moe_aux_loss_coeff: float = Field(
+        0.0, ge=0, description="load-balancing loss of the experts, per token; the published recipes train without"
+    )
     routing_replay: Literal["off"] = "off"
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What every sequence's tokens are padded to: context parallelism cuts 2 chunks a rank out of each."""
+        return 2 * self.context_parallel if self.context_parallel > 1 else 1
 
     @property
     def expert_tensor(self) -> int:
@@ -181,6 +205,7 @@ class RunConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     advantages: AdvantageConfig = AdvantageConfig()
     rewards: RewardConfig = RewardConfig()
     actor: ActorConfig = ActorConfig()

@@ -24,6 +24,7 @@ def build_mini_batch(
     micro_batch_tokens: int,
     layout: Layout,
     pad_to_multiple: int = 1,
+    sequence_multiple: int = 1,
     micro_batch_multiple: int = 1,
     pad_token_id: int = 0,
 ) -> MiniBatch:
@@ -32,6 +33,8 @@ def build_mini_batch(
     micro_batch_tokens    most tokens in a micro-batch, padding included
     layout                "packed": one row of sequences end to end; "padded": one row a sequence
     pad_to_multiple       the columns are a multiple of it (sequence parallelism splits them)
+    sequence_multiple     every packed sequence is padded to a multiple of it (context parallelism splits each); it
+                          divides pad_to_multiple
     micro_batch_multiple  the number of micro-batches is a multiple of it (interleaved pipelines need their size)
 
     The counts in the result are over all ranks. A rank with too few sequences gets dummy micro-batches: one sequence of
@@ -46,24 +49,31 @@ def build_mini_batch(
     trained = [trajectory for trajectory in trajectories if trajectory.action_mask.any()]
     if not trained:
         raise ValueError(f"none of the {len(trajectories)} trajectories of this mini-batch has an action token")
+    if pad_to_multiple % sequence_multiple:
+        raise ValueError(f"sequence_multiple={sequence_multiple} does not divide pad_to_multiple={pad_to_multiple}")
     plan = plan_micro_batches(
-        [trajectory.num_tokens - 1 for trajectory in trained],
+        [round_up(trajectory.num_tokens - 1, sequence_multiple) for trajectory in trained],
         data_parallel_size=data_parallel_size,
         micro_batch_tokens=micro_batch_tokens,
         layout=layout,
         pad_to_multiple=pad_to_multiple,
         micro_batch_multiple=micro_batch_multiple,
     )
-    build = build_packed if layout == "packed" else build_padded
-    micro_batches = [
-        build([trained[i] for i in indices], pad_to_multiple, pad_token_id) for indices in plan[data_parallel_rank]
-    ]
+    parts = [[trained[i] for i in indices] for indices in plan[data_parallel_rank]]
+    if layout == "packed":
+        micro_batches = [build_packed(part, pad_to_multiple, pad_token_id, sequence_multiple) for part in parts]
+    else:
+        micro_batches = [build_padded(part, pad_to_multiple, pad_token_id) for part in parts]
     return MiniBatch(micro_batches, sum(trajectory.response_length for trajectory in trained), len(trained))
 
 
-def build_packed(trajectories: Sequence[Trajectory], pad_to_multiple: int = 1, pad_token_id: int = 0) -> PackedBatch:
-    """One row with the sequences end to end; padding is one more segment of its own at the end."""
-    lengths = [trajectory.num_tokens - 1 for trajectory in trajectories]
+def build_packed(
+    trajectories: Sequence[Trajectory], pad_to_multiple: int = 1, pad_token_id: int = 0, sequence_multiple: int = 1
+) -> PackedBatch:
+    """One row with the sequences end to end, each padded to `sequence_multiple` behind its last token, where causal
+    attention keeps the padding out of its sight; what the row still lacks is one more segment of its own at the end.
+    """
+    lengths = [round_up(trajectory.num_tokens - 1, sequence_multiple) for trajectory in trajectories]
     columns = round_up(max(sum(lengths), 1), pad_to_multiple)
     padding = columns - sum(lengths)
     segments = [*lengths, padding] if padding else lengths

@@ -28,13 +28,27 @@ LAYOUTS = {
         "ep2": {"expert_parallel": 2, "data_parallel": 2},
         "dp2": {"data_parallel": 2},
         "dp2_distributed_optimizer": {"data_parallel": 2, "distributed_optimizer": True},
+        "cp2": {"context_parallel": 2},
+        "cp2_padded": {"context_parallel": 2, "batch_layout": "padded"},
     },
     4: {
         "tp2_pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
         "tp2_ep2": {"tensor_parallel": 2, "expert_parallel": 2, "data_parallel": 2},
+        "cp2_tp2_ep2": {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2},
+        "cp2_pp2": {"context_parallel": 2, "pipeline_parallel": 2},
     },
 }
-LOSSES = [{"name": "respo"}, {"name": "grpo"}, {"name": "grpo", "aggregation": "seq-mean-token-mean"}]
+LOSSES = [
+    {"name": "respo"},
+    {"name": "grpo"},
+    {"name": "grpo", "aggregation": "seq-mean-token-mean"},
+    {"name": "gspo", "aggregation": "seq-mean-token-mean"},
+    {"name": "vespo", "aggregation": "seq-mean-token-sum"},
+    {"name": "cispo"},
+    {"name": "pg"},
+    {"name": "proximal_kl", "hyperparameters": {"horizon": 8, "tail_decay": True}},
+    {"name": "sft"},
+]
 KEYS = [f"{loss['name']}-{loss.get('aggregation', 'token-mean')}" for loss in LOSSES]
 OTHERS = [name for group in LAYOUTS.values() for name in group if name != "one"]
 
@@ -78,7 +92,10 @@ def test_every_layout_makes_the_update_of_one_rank(setting, results, name):
     root, _, _ = setting
     one, other = results["one"], results[name]
     for key in KEYS:
-        assert other["losses"][key]["actor/pg_loss"] == pytest.approx(one["losses"][key]["actor/pg_loss"], rel=1e-6)
+        # vespo's W^2 doubles the rounding of log W; in gspo terms of size 1 cancel
+        tolerance = 3e-6 if key.startswith("vespo") else 1e-6
+        expected = pytest.approx(one["losses"][key]["actor/pg_loss"], rel=tolerance, abs=1e-6)
+        assert other["losses"][key]["actor/pg_loss"] == expected, key
         if name != "dp2_distributed_optimizer":  # its gradients live in shards of the flat buffer
             assert worst_relative(gradients(root, name, key), gradients(root, "one", key)) < 1e-5
     assert other["step"]["actor/grad_norm"] == pytest.approx(one["step"]["actor/grad_norm"], rel=1e-5)
@@ -118,15 +135,20 @@ def test_one_rank_makes_the_update_of_transformers(setting, results):
     assert results["one"]["losses"]["respo-token-mean"]["actor/pg_loss"] == pytest.approx(
         float(total.detach()) / tokens, rel=1e-5
     )
-    expected = {}
+    assert worst_relative(gradients(root, "one", "respo-token-mean"), named_gradients(model)) < 1e-5
+
+
+def named_gradients(model):
+    """transformers' gradients under checkpoint names: it fuses the experts of a layer in memory."""
+    found = {}
     for name, weight in model.named_parameters():
         if name.endswith("experts.gate_up_proj"):
             for expert, (gate, up) in enumerate(g.chunk(2, 0) for g in weight.grad):
-                expected[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
-                expected[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up
+                found[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
+                found[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up
         elif name.endswith("experts.down_proj"):
             for expert, down in enumerate(weight.grad):
-                expected[name.replace("down_proj", f"{expert}.down_proj.weight")] = down
+                found[name.replace("down_proj", f"{expert}.down_proj.weight")] = down
         else:
-            expected[name] = weight.grad
-    assert worst_relative(gradients(root, "one", "respo-token-mean"), expected) < 1e-5
+            found[name] = weight.grad
+    return found

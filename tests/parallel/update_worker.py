@@ -39,6 +39,8 @@ def run_layout(job: dict, name: str, overrides: dict) -> None:
     for loss in job["losses"]:
         settings = LossConfig.model_validate(loss)
         mini_batch = build_mini_batch(trajectories, **learner.batch_options())
+        for batch in mini_batch.micro_batches:  # a reference policy near the sampler, the same for a token anywhere
+            batch.reference_logprobs = batch.behavior_logprobs + 0.05 * torch.sin(batch.labels.float())
         metrics = actor.accumulate(mini_batch, settings)
         key = f"{settings.name}-{settings.aggregation}"
         results["losses"][key] = metrics
