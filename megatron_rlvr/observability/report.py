@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +117,14 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
+def _can_draw() -> bool:
+    """False, with a sentence, where there is no matplotlib (a bare GPU image)."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    print("matplotlib is not installed, so no curves are drawn; install it and run the plot command", file=sys.stderr)
+    return False
+
+
 def _window(count: int) -> int:
     return max(1, count // 20)
 
@@ -217,15 +227,17 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def write_report(run_dir: Path) -> list[Path]:
-    """Draw the curves of one run and write its report.md; returns what was written.
+    """Draw the curves of one run and write its report.md (without curves where matplotlib is missing).
 
-    Raises UserError: run_dir holds no readable metrics.jsonl.
+    Returns what was written. Raises UserError: run_dir holds no readable metrics.jsonl.
     """
     rows = read_metrics(run_dir)
     files = RunFiles(run_dir)
-    drawn = [_draw_curve(curve, {run_dir.name: rows}, files.plots / curve.file) for curve in CURVES]
-    drawn.append(_draw_phases(rows, files.plots / "phases.png"))
-    plots = [path for path in drawn if path is not None]
+    plots: list[Path] = []
+    if _can_draw():
+        drawn = [_draw_curve(curve, {run_dir.name: rows}, files.plots / curve.file) for curve in CURVES]
+        drawn.append(_draw_phases(rows, files.plots / "phases.png"))
+        plots = [path for path in drawn if path is not None]
     _write_text(files.report, _markdown(run_dir.absolute().name, rows, plots, run_dir))
     return [files.report, *plots]
 
@@ -236,6 +248,8 @@ def write_comparison(run_dirs: Sequence[Path], output: Path) -> list[Path]:
     Raises UserError: a run directory holds no readable metrics.jsonl.
     """
     runs: dict[str, Sequence[Row]] = {str(run_dir): read_metrics(run_dir) for run_dir in run_dirs}
+    if not _can_draw():
+        return []
     drawn = [_draw_curve(curve, runs, output / curve.file) for curve in CURVES]
     return [path for path in drawn if path is not None]
 

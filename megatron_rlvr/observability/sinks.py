@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -90,10 +92,14 @@ def _run_id(files: RunFiles) -> str:
 
 
 def open_sinks(config: RunConfig) -> list[Any]:
-    """JSONL and TensorBoard always, wandb by `logging.wandb`."""
+    """JSONL always, TensorBoard wherever it is installed (a bare GPU image may lack it), wandb by `logging.wandb`."""
     files = RunFiles(config.run_dir)
     files.root.mkdir(parents=True, exist_ok=True)
-    sinks: list[Sink] = [JsonlSink(files), TensorBoardSink(files)]
+    sinks: list[Sink] = [JsonlSink(files)]
+    if importlib.util.find_spec("tensorboard") is not None:
+        sinks.append(TensorBoardSink(files))
+    else:
+        print("tensorboard is not installed, so metrics go to metrics.jsonl alone; pip install it", file=sys.stderr)
     if config.logging.wandb:
         sinks.append(WandbSink(files, config))
     return sinks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 from collections.abc import Iterator
@@ -257,3 +258,18 @@ def test_series_of_the_report() -> None:
     assert held_out(rows) == ([0], [0.25])
     assert phase_seconds(rows) == {"testing": 1.5, "gen": 2.0}
     assert moving_average([1, 2, 3, 6], 2) == [1.0, 1.5, 2.5, 4.5]
+
+
+def test_a_bare_machine_still_gets_metrics_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    missing = ("tensorboard", "matplotlib")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
+    with Reporter(tmp_path, _config(tmp_path), True) as reporter:
+        reporter.log(1, {"actor/loss": 0.25})
+    assert [row["actor/loss"] for row in read_metrics(tmp_path)] == [0.25]
+    assert "0.25" in (tmp_path / "report.md").read_text()
+    assert not (tmp_path / "tensorboard").exists() and not (tmp_path / "plots").exists()
+    printed = capsys.readouterr().err
+    assert "tensorboard is not installed" in printed and "matplotlib is not installed" in printed
