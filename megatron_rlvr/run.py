@@ -68,7 +68,7 @@ class Run:
             )
 
     def mini_batches(self, groups: list[Group]) -> list[tuple[list[Group], MiniBatch]]:
-        """The batch cut for this rank, with what stays fixed while it is trained on: old log-probs and the reference."""
+        """The batch cut for this rank, with what stays fixed while it is trained on: old log-probs, the reference."""
         batches = list(self.controller.mini_batches(groups))
         if self.uses_reference and self.config.reference.refresh_interval is None:
             self.actor.refresh_reference()

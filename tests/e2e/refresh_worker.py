@@ -5,6 +5,7 @@ python -m tests.e2e.refresh_worker JOB.json  (JOB: config, batch, output)
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import sys
@@ -28,9 +29,7 @@ def trainer_scores(learner: Learner, trajectories: list[Trajectory]) -> list[np.
     results = learner.actor.logprobs(mini_batch)
     for batch, (logprobs, _) in zip(mini_batch.micro_batches, results, strict=True):
         bounds = batch.action_cu_seqlens.tolist()
-        scores += [
-            (batch.labels[a:b].tolist(), logprobs[a:b].numpy()) for a, b in zip(bounds, bounds[1:], strict=False)
-        ]
+        scores += [(batch.labels[a:b].tolist(), logprobs[a:b].numpy()) for a, b in itertools.pairwise(bounds)]
     return scores
 
 

@@ -62,7 +62,10 @@ def test_written_model_loads_in_transformers_with_the_names_and_shapes_of_the_so
     from safetensors import safe_open
 
     root, path, batch, _ = refreshed
-    with safe_open(path / "model.safetensors", "pt") as source, safe_open(root / "saved/model.safetensors", "pt") as out:
+    with (
+        safe_open(path / "model.safetensors", "pt") as source,
+        safe_open(root / "saved/model.safetensors", "pt") as out,
+    ):
         assert {n: source.get_slice(n).get_shape() for n in source.keys()} == {  # noqa: SIM118
             n: out.get_slice(n).get_shape()
             for n in out.keys()  # noqa: SIM118

@@ -65,7 +65,7 @@ def test_gradient_is_that_of_the_formula_on_transformers(root):
 
 
 def load_balancing(logits):
-    """experts * sum_i f_i P_i of one layer: f the share of routed tokens, P the mean probability; logits [T, experts]."""
+    """experts * sum_i f_i P_i of one layer [T, experts]: f the share of routed tokens, P the mean probability."""
     probabilities = logits.softmax(-1)
     chosen = torch.zeros_like(logits).scatter_(1, logits.topk(2).indices, 1.0)
     return logits.shape[1] * (chosen.mean(0) / 2 * probabilities.mean(0)).sum()
