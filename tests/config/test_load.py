@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rlvr.config.load import dump_config, load_config, parse_yaml, save_resolved
@@ -89,6 +89,7 @@ def test_routing_replay_off_is_the_word(tmp_path: Path) -> None:
     assert _load(tmp_path, BASE + "actor:\n  routing_replay: off\n").actor.routing_replay == "off"
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     st.dictionaries(
         st.text("abcdef_", min_size=1, max_size=5),
