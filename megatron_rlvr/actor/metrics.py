@@ -22,6 +22,8 @@ def reduce_metrics(per_micro_batch: list[dict[str, torch.Tensor]]) -> dict[str, 
         vectors = flatten_metrics(local)
         group = parallel_state.get_data_parallel_group()  # context-parallel ranks each hold the same whole sums
         for reduction, vector in vectors.items():
+            if not len(vector):  # no key of this kind, on any rank: an empty vector lies on the CPU, which NCCL refuses
+                continue
             dist.all_reduce(vector, op=_OPERATIONS[reduction], group=group)
         boxed[0] = finalize_metrics(unflatten_metrics(vectors, local))
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:

@@ -62,12 +62,22 @@ def install() -> None:
     # Fill torch's cache of factory functions with the originals: a device context first used after the patches
     # would otherwise miss them, and transformers would build models with uninitialised buffers.
     torch.utils._device._device_constructors()
-    if torch.cuda.is_available() or getattr(torch.cuda, "_megatron_rlvr_shim", False):
+    if getattr(torch.cuda, "_megatron_rlvr_shim", False):
         return
-    torch.cuda._megatron_rlvr_shim = True  # type: ignore[attr-defined]
-    _patch_torch()
-    _patch_megatron()
-    _patch_gloo()
+    if on_cpu():
+        torch.cuda._megatron_rlvr_shim = True  # type: ignore[attr-defined]
+        _patch_torch()
+        _patch_megatron()
+        _patch_gloo()
+    _name_missing_gemm()  # the first import of megatron where there is CUDA, so after all patches where there is none
+
+
+def _name_missing_gemm() -> None:
+    """0.16.1 without Transformer Engine, on any device: its router asks for a name that was never imported."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
 
 
 def _on_cpu(factory: Callable) -> Callable:
@@ -113,15 +123,11 @@ def _patch_torch() -> None:
 
 def _patch_megatron() -> None:
     from megatron.core.tensor_parallel import random as mcore_random
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import token_dispatcher
 
     # torch.cuda._lazy_call would queue the setter for ever, and the RNG tracker's fork() would silently not fork.
     mcore_random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     logging.getLogger(mcore_random.__name__).setLevel(logging.ERROR)
-
-    # 0.16.1 without Transformer Engine: NameError in RouterGatingLinearFunction.
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
 
     # The alltoall dispatcher makes split sizes numpy only `if tensor.is_cuda`.
     def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
