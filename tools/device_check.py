@@ -27,6 +27,7 @@ GOLDEN = Path(__file__).with_name("device_check_golden.json")
 GOLDEN_UPDATE_LR = 1e-3
 # relative; float32 sums in another order differ by some 1e-6, TF32 products by 1e-3
 FLOAT32_TOLERANCE = 1e-4
+AFTER_UPDATE_TOLERANCE = 1e-3  # Adam divides every gradient by its own size, the rounding of small ones included
 BF16_TOLERANCE = 0.05
 LOGPROB_TOLERANCE = 1e-4  # nats, engine against learner, both float32
 LEARNED = 0.08  # least rise of the mean training accuracy from the first to the last fifth of the updates
@@ -106,7 +107,8 @@ def check_golden(settings: Settings) -> Outcome:
     by_tensor = {name: _gap(norms[name], expected[name]) for name in norms.keys() & expected.keys()}
     worst = max(by_tensor, key=lambda name: by_tensor[name])
     for name, gap in {**gaps, worst: by_tensor[worst]}.items():
-        outcome.require(gap <= FLOAT32_TOLERANCE, f"{name} is off by {gap:.1e} relative (allowed {FLOAT32_TOLERANCE})")
+        allowed = AFTER_UPDATE_TOLERANCE if name == "logprob_after" else FLOAT32_TOLERANCE
+        outcome.require(gap <= allowed, f"{name} is off by {gap:.1e} relative (allowed {allowed:.0e})")
     shown = ", ".join(f"{name} {measured[name]:.6f} (off {gap:.0e})" for name, gap in gaps.items())
     outcome.numbers = f"{shown}; worst of {len(by_tensor)} gradients {worst} off {by_tensor[worst]:.0e}"
     return outcome
@@ -188,9 +190,7 @@ def check_learning(settings: Settings) -> Outcome:
     from megatron_rlvr.trainer import train
 
     sft(run_config(settings.work, "sft", updates=1, sft_updates=settings.sft_updates))
-    config = run_config(
-        settings.work, "train", updates=settings.updates, sft_updates=1, model=settings.work / "warm"
-    )
+    config = run_config(settings.work, "train", updates=settings.updates, sft_updates=1, model=settings.work / "warm")
     train(config)
     lines = (config.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "training/accuracy" in row]
@@ -200,13 +200,15 @@ def check_learning(settings: Settings) -> Outcome:
     outcome = Outcome()
     outcome.require(len(rows) == settings.updates, f"{len(rows)} of {settings.updates} updates were reported")
     outcome.require(last - first >= LEARNED, f"accuracy rose by {last - first:.3f} only (at least {LEARNED})")
-    later = rows[window:]
-    outcome.tokens_per_second = sum(r["perf/total_num_tokens"] for r in later) / sum(r["timing_s/step"] for r in later)
-    phases = {name: sum(r[f"timing_s/{name}"] for r in later) / len(later) for name in ("gen", "update_actor", "refresh")}
-    outcome.numbers = f"accuracy {first:.3f} -> {last:.3f} over {len(rows)} updates; seconds an update: " + ", ".join(
-        f"{name} {seconds:.3f}" for name, seconds in phases.items()
-    )
+    outcome.tokens_per_second = _mean(rows, "perf/total_num_tokens") / _mean(rows, "timing_s/step")
+    phases = ", ".join(f"{name} {_mean(rows, f'timing_s/{name}'):.3f}" for name in ("gen", "update_actor", "refresh"))
+    outcome.numbers = f"accuracy {first:.3f} -> {last:.3f} over {len(rows)} updates; seconds an update: {phases}"
     return outcome
+
+
+def _mean(rows: Sequence[dict[str, float]], name: str) -> float:
+    """Over the updates after the first, which pays for what is built once."""
+    return sum(row[name] for row in rows[1:]) / len(rows[1:])
 
 
 CHECKS: tuple[tuple[str, Callable[[Settings], Outcome]], ...] = (
