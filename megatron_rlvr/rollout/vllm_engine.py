@@ -183,6 +183,8 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings) -> 
 
     if on_cpu:
         _patch_expert_prepack()
+        _patch_rank_count()
+        _register_here(config)
     kv_cache_bytes = None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * 2**30)
     device_options: dict[str, Any] = {"gpu_memory_utilization": settings.memory_utilization}
     if on_cpu:
@@ -278,6 +280,26 @@ def _patch_expert_prepack() -> None:
 
     setup_and_prepack.__wrapped__ = setup  # type: ignore[attr-defined]
     UnquantizedFusedMoEMethod._setup_kernel = setup_and_prepack
+
+
+def _patch_rank_count() -> None:
+    """Count ranks of sampled tokens without torch.compile, which needs a C++ compiler and seconds at the first call."""
+    from vllm.v1.sample import sampler
+
+    def count_not_less(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return (x >= values).sum(-1)
+
+    sampler.batched_count_greater_than = count_not_less
+
+
+def _register_here(config: dict[str, Any]) -> None:
+    """Import the model class in this process; vLLM would inspect it in a child first, 10 s on a machine's first run."""
+    from vllm.model_executor.models import ModelRegistry
+
+    for name in config.get("architectures") or ():
+        known = ModelRegistry.models.get(name)
+        if known is not None:
+            ModelRegistry.register_model(name, known.load_model_cls())
 
 
 def _reload_weights(worker: Any, stream: Iterator[tuple[str, torch.Tensor]]) -> list[str]:

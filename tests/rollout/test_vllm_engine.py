@@ -152,6 +152,18 @@ def test_error_in_the_middle_of_a_step_leaves_no_request_behind(models, closing,
     assert ids_of(engine.generate(given, 3, SAMPLING)) == before
 
 
+def test_nothing_is_compiled_on_a_cpu(models, closing):
+    """A bare machine has no C++ compiler."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    before = counters["frames"]["total"]
+    engine = closing(models[0])
+    engine.generate(contexts(3, seed=28), 3, SAMPLING)
+    engine.score(contexts(3, seed=28))
+    assert counters["frames"]["total"] == before
+
+
 def test_more_requests_than_one_chunk_keep_their_order(models, closing, monkeypatch):
     monkeypatch.setattr("megatron_rlvr.rollout.vllm_engine.REQUESTS_PER_BATCH", 8)
     engine = closing(models[0])
