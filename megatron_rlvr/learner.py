@@ -22,7 +22,14 @@ class Learner:
         self.spec = read_model_spec(config.model.path)
         self.weight_map = WeightMap(self.spec, vocab_multiple=config.actor.tensor_parallel)
         self.source.check_complete(self.spec)
-        self.actor = Actor(self.spec, config.actor, config.optimizer, updates=updates, seed=config.seed)
+        self.actor = Actor(
+            self.spec,
+            config.actor,
+            config.optimizer,
+            updates=updates,
+            seed=config.seed,
+            logprob_temperature=config.loss.logprob_temperature or 1.0,
+        )
         load_weights(self.actor, self.source, self.weight_map)
 
     def batch_options(self) -> dict[str, Any]:

@@ -19,13 +19,13 @@ def sft(config: RunConfig) -> None:
     """Train on `sft.demonstrations` for `sft.updates` updates and write the model to `sft.output`."""
     demonstrations = _demonstrations(config)
     settings = config.optimizer.model_copy(update={"lr": config.sft.lr})
-    config = config.model_copy(update={"optimizer": settings})
+    config = config.model_copy(update={"optimizer": settings, "loss": LossConfig(name="sft")})
     learner = Learner(config, updates=config.sft.updates)
     target = config.sft.output or RunFiles(config.run_dir).model
     with Reporter(config.run_dir, config, dist.get_rank() == 0, updates=config.sft.updates) as reporter:
         for mini_batch in _mini_batches(config, demonstrations, learner.batch_options()):
             with reporter.timer("update_actor"):
-                metrics = learner.actor.update(mini_batch, LossConfig(name="sft"))
+                metrics = learner.actor.update(mini_batch, config.loss)
             reporter.log(learner.actor.version, {**metrics, "actor/loss": metrics["actor/pg_loss"]})
         learner.save(target)
     if dist.get_rank() == 0:

@@ -32,7 +32,16 @@ TensorSource = Callable[[str, Place], torch.Tensor]
 class Actor:
     """A Megatron model, its optimizer and its schedule on this rank."""
 
-    def __init__(self, spec: ModelSpec, config: ActorConfig, optimizer: OptimizerConfig, *, updates: int, seed: int):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: ActorConfig,
+        optimizer: OptimizerConfig,
+        *,
+        updates: int,
+        seed: int,
+        logprob_temperature: float = 1.0,
+    ):
         check_known_faults(config, spec, installed_version("megatron-core"))
         parallel.initialize(config, seed)
         self.spec, self.config = spec, config
@@ -41,6 +50,7 @@ class Actor:
         self.version = 0
         self._reference: ReferencePolicy | None = None
         self._optimizer_config, self._updates = optimizer, updates
+        self._logprob_temperature = logprob_temperature
         self._parameters = dict(named_parameters(self.chunks))
         self._plan = ShardPlan(self._parameters)
 
@@ -71,6 +81,8 @@ class Actor:
         self.wrapped = wrapped
         heads = [c.output_layer for c in self.chunks if c.post_process]
         assert all(isinstance(head, LogprobHead) for head in heads)
+        for head in heads:
+            head.temperature = self._logprob_temperature
         self.schedule = Schedule(self.megatron_config, wrapped, heads)
 
     def update(self, mini_batch: MiniBatch, loss: LossConfig) -> dict[str, float]:

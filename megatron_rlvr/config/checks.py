@@ -45,6 +45,7 @@ def check_config(
     else:
         _check_rollout(config)
     if command == "train":
+        _check_sampling(config)
         _check_schedule(config)
         _check_learning(config)
     if spec is not None:
@@ -200,6 +201,20 @@ def _check_sft(config: RunConfig) -> None:
 def _check_rollout(config: RunConfig) -> None:
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError("rollout.engine is vllm, which is not installed; install it or set rollout.engine=transformers")
+
+
+def _check_sampling(config: RunConfig) -> None:
+    scored, rollout = config.loss.logprob_temperature, config.rollout
+    if scored is not None and scored != rollout.temperature:
+        raise UserError(
+            f"loss.logprob_temperature is {scored:g}, but tokens are sampled at rollout.temperature "
+            f"{rollout.temperature:g}; set both to the same value or leave loss.logprob_temperature out"
+        )
+    if scored is not None and (rollout.top_p < 1 or rollout.top_k > 0):
+        raise UserError(
+            f"loss.logprob_temperature is {scored:g} with rollout.top_p {rollout.top_p:g} and rollout.top_k "
+            f"{rollout.top_k}, whose cut-off the learner cannot score; set rollout.top_p=1 and rollout.top_k=-1"
+        )
 
 
 def _check_schedule(config: RunConfig) -> None:

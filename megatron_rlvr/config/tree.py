@@ -63,6 +63,11 @@ class LossConfig(Section):
     name: str = "respo"
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    logprob_temperature: PositiveFloat | None = Field(
+        None,
+        description="score tokens, in engine and learner, under the distribution that sampled them: set it to "
+        "rollout.temperature; default: raw log-probs at temperature 1, whatever the sampling was",
+    )
     old_logprobs: Literal["rollout", "recompute"] = Field(
         "rollout",
         description="behaviour log-probs: the engine's, or the learner's own at the start of each rollout batch",

@@ -39,6 +39,7 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
             enforce_eager=rollout.enforce_eager,
             seed=config.seed,
         ),
+        device,
     )
 
 

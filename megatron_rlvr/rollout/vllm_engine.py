@@ -24,6 +24,7 @@ from megatron_rlvr.rollout.engine import (
     check_sampling,
     check_sequences,
 )
+from megatron_rlvr.rollout.process_settings import process_settings_kept
 from megatron_rlvr.rollout.random_state import isolated_random_state
 from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
 from megatron_rlvr.types import UserError
@@ -69,14 +70,14 @@ class VllmEngine:
     Raises UserError for a directory that is no readable checkpoint, and for sizes that vLLM refuses.
     """
 
-    def __init__(self, model_path: Path, settings: VllmSettings) -> None:
+    def __init__(self, model_path: Path, settings: VllmSettings, device: torch.device) -> None:
         self._settings = settings
         config = read_config(model_path)
         check_model_length(config, settings.max_model_len)
         self._vocab_size = int(config["vocab_size"])
         self._gate = RefreshGate(tensor_shapes(model_path), settings.staging_bytes)
-        with isolated_random_state(settings.seed), _process_settings_kept():
-            self._llm = _start(model_path, config, settings)
+        with isolated_random_state(settings.seed), process_settings_kept():
+            self._llm = _start(model_path, config, settings, device)
         client = self._llm.llm_engine.engine_core
         client._finalizer.detach()
         self._finalizer = weakref.finalize(self, _shut_down, client)
@@ -175,8 +176,8 @@ class VllmEngine:
             )
 
 
-def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings) -> Any:
-    on_cpu = not torch.cuda.is_available()
+def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings, device: torch.device) -> Any:
+    on_cpu = device.type == "cpu"
     _prepare_environment(on_cpu)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
         from vllm import LLM
@@ -185,31 +186,23 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings) -> 
         _patch_expert_prepack()
         _patch_rank_count()
         _register_here(config)
-    kv_cache_bytes = None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * 2**30)
-    device_options: dict[str, Any] = {"gpu_memory_utilization": settings.memory_utilization}
-    if on_cpu:
-        kv_cache_bytes = kv_cache_bytes or _cpu_kv_cache_bytes(config, settings)
-        device_options = {
-            "block_size": CPU_BLOCK_SIZE,
-            "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_num_seqs),
-        }
     try:
         llm = LLM(
             str(model_path),
             dtype={"float32": "float32", "bf16": "bfloat16"}[settings.precision],
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
-            kv_cache_memory_bytes=kv_cache_bytes,
-            enforce_eager=settings.enforce_eager or on_cpu,
             enable_prefix_caching=True,
             skip_tokenizer_init=True,
             generation_config="vllm",
             use_tqdm_on_load=False,
             seed=settings.seed,
-            **device_options,
+            **(_cpu_options(config, settings) if on_cpu else _cuda_options(settings, device)),
         )
     except ValueError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = [line.strip() for line in str(error).splitlines() if line and "For further information" not in line][
+            -1
+        ]
         raise UserError(f"vLLM refuses to start on {model_path} ({reason}); adapt the rollout section") from error
     return llm
 
@@ -231,24 +224,24 @@ def _prepare_environment(on_cpu: bool) -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
-@contextlib.contextmanager
-def _process_settings_kept() -> Iterator[None]:
-    """Undo what vLLM's start changes for the whole process and the trainer does not expect."""
-    set_num_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
-    environment = dict(os.environ)
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        for name in os.environ.keys() | environment.keys():
-            if name.startswith("VLLM_"):
-                continue  # read again while the engine runs
-            if name in environment:
-                os.environ[name] = environment[name]
-            else:
-                del os.environ[name]
+def _cuda_options(settings: VllmSettings, device: torch.device) -> dict[str, Any]:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return {
+        "device_ids": [index],  # vLLM would take the first device on every rank
+        "kv_cache_memory_bytes": None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * 2**30),
+        "gpu_memory_utilization": settings.memory_utilization,
+        "enforce_eager": settings.enforce_eager,
+    }
+
+
+def _cpu_options(config: dict[str, Any], settings: VllmSettings) -> dict[str, Any]:
+    given = settings.kv_cache_gb
+    return {
+        "kv_cache_memory_bytes": _cpu_kv_cache_bytes(config, settings) if given is None else int(given * 2**30),
+        "enforce_eager": True,
+        "block_size": CPU_BLOCK_SIZE,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, settings.max_num_seqs),
+    }
 
 
 def _cpu_kv_cache_bytes(config: dict[str, Any], settings: VllmSettings) -> int:
