@@ -13,7 +13,7 @@ from tests.rollout.models import EOS, MAX_MODEL_LEN, tensors_of, write_model
 def make_engine(kind, path, **settings):
     settings = {"precision": "float32", "max_num_seqs": 64} | settings
     if kind == "vllm":
-        return VllmEngine(path, VllmSettings(MAX_MODEL_LEN, (EOS,), **settings))
+        return VllmEngine(path, VllmSettings(MAX_MODEL_LEN, (EOS,), **settings), torch.device("cpu"))
     return TransformersEngine(path, TransformersSettings(MAX_MODEL_LEN, (EOS,), **settings), torch.device("cpu"))
 
 

@@ -210,7 +210,7 @@ def test_unreadable_checkpoints_are_refused(models, tmp_path):
 
 def test_model_shorter_than_max_model_len_is_refused(models):
     with pytest.raises(UserError, match=r"max_model_len 129 .*max_position_embeddings 128"):
-        VllmEngine(models[0], VllmSettings(129, (1,)))
+        VllmEngine(models[0], VllmSettings(129, (1,)), torch.device("cpu"))
 
 
 def test_kv_cache_too_small_for_one_sequence_is_refused(models):
