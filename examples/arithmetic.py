@@ -1,6 +1,6 @@
-"""The quickstart's task: sums of single digits, worked out as a chain of running totals, answered in a box.
+"""The quickstart's task: dice added up in a chain of running totals, answered in a box.
 
-    problem   "3+9+4+7="            response   "3,12,16,23 \\boxed{23}"
+    problem   "3+6+4+5="            response   "3,9,13,18 \\boxed{18}"
 
     python examples/arithmetic.py --out DIR      writes train.jsonl, heldout.jsonl, demonstrations.jsonl
 
@@ -18,17 +18,19 @@ import random
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-MIN_TERMS, MAX_TERMS = 3, 7
+MIN_TERMS, MAX_TERMS = 3, 6
+LARGEST_TERM = 6
 
 
 def make_problems(
     n: int, seed: int, exclude: Collection[str] = (), min_terms: int = MIN_TERMS, max_terms: int = MAX_TERMS
 ) -> list[dict[str, str]]:
-    """`n` different problems {problem, answer}, with a uniform number of terms; none whose text is in `exclude`.
+    """`n` different problems {problem, answer}; none whose text is in `exclude`.
 
-    Raises ValueError when there are too few problems of the shortest kind to draw from.
+    The number of terms is uniform until the short problems run out. Raises ValueError when `n` and `exclude` are more
+    than half of all problems.
     """
-    if n + len(exclude) > 10**min_terms * (max_terms - min_terms + 1):
+    if n + len(exclude) > sum(LARGEST_TERM**terms for terms in range(min_terms, max_terms + 1)) // 2:
         raise ValueError(
             f"{n} different problems of {min_terms} to {max_terms} terms are too many; draw fewer or longer ones"
         )
@@ -69,7 +71,7 @@ def make_demonstrations(
 
 
 def _draw_terms(rng: random.Random, min_terms: int, max_terms: int) -> list[int]:
-    return [rng.randrange(10) for _ in range(rng.randint(min_terms, max_terms))]
+    return [rng.randint(1, LARGEST_TERM) for _ in range(rng.randint(min_terms, max_terms))]
 
 
 def _problem_text(terms: Iterable[int]) -> str:
@@ -93,7 +95,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the quickstart's problems and demonstrations.")
     parser.add_argument("--out", type=Path, required=True, help="directory to write into")
-    parser.add_argument("--train", type=int, default=4096, help="training problems")
+    parser.add_argument("--train", type=int, default=1024, help="training problems")
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems")
     parser.add_argument("--demonstrations", type=int, default=32768, help="demonstrations")
     parser.add_argument("--wrong-probability", type=float, default=0.3, help="chance that an addition is wrong")
