@@ -25,7 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -52,6 +52,10 @@ class Sizes:
         weight.normal_(std=self.hidden**-0.5, generator=generator)
         labels = torch.randint(self.vocab, (self.tokens,), generator=generator)
         return hidden.requires_grad_(), weight.requires_grad_(), labels, torch.randn(self.tokens, generator=generator)
+
+    def small(self) -> Sizes:
+        """Enough to import and prepare what a case uses."""
+        return replace(self, tokens=8, vocab=64)
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -105,6 +109,8 @@ def run_products(inputs: tuple[torch.Tensor, ...], logits: torch.Tensor, grads: 
 
 def measure_time(sizes: Sizes, repeats: int, names: list[str]) -> dict[str, dict[str, float]]:
     """Smallest wall and CPU seconds of each case and of the products, taken in turn."""
+    for name in names:
+        run_case(name, sizes.small().inputs())
     inputs = sizes.inputs()
     logits = torch.zeros(sizes.tokens, sizes.vocab, dtype=DTYPES[sizes.dtype])
     grads = tuple(torch.zeros_like(x.detach()) for x in inputs[:2])
@@ -128,8 +134,7 @@ def resident(field: str) -> int:
 
 def measure_memory(name: str, sizes: Sizes) -> dict[str, int]:
     """Bytes over forward and backward in this process: `peak` above what was resident before, `gradients` of it."""
-    small = Sizes(8, sizes.hidden, 64, sizes.dtype).inputs()
-    run_case(name, small)
+    run_case(name, sizes.small().inputs())
     hidden, weight, labels, upstream = sizes.inputs()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = resident("VmRSS")

@@ -147,10 +147,11 @@ def _scan(
     peak = torch.full_like(total, float("-inf"))
     logits_buffer = tiles.buffer(hidden)
     exp_buffer = tiles.buffer(hidden) if want_entropy else logits_buffer
+    room, token_room = _room(weight, tiles.chunk_vocab), _room(hidden, tiles.chunk_tokens)
     for start, end in tiles.vocab():
-        rows = _operand(weight[start:end])
+        rows = _operand(weight[start:end], room)
         for part in tiles.tokens(len(hidden)):
-            z = _logits(_operand(hidden[part]), rows, tiles.temperature, logits_buffer)
+            z = _logits(_operand(hidden[part], token_room), rows, tiles.temperature, logits_buffer)
             column, here = _own_column(labels[part], tiles.first + start, end - start)
             label_logit[part] += torch.where(here, z.gather(1, column).squeeze(1), 0.0)
             old, new = peak[part], torch.maximum(peak[part], z.amax(1))
@@ -199,25 +200,31 @@ def _gradients(
     """Gradients of `hidden` (this rank's share) and of `weight`; d log p(label) / d logit_j = [j == label] - p_j."""
     scale = (grad.float() / tiles.temperature).unsqueeze(1)
     grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needed[0] else None
-    grad_weight = torch.zeros_like(weight) if needed[1] else None
+    grad_weight = torch.empty_like(weight) if needed[1] else None
+    sums = None
+    if grad_weight is not None:
+        grad_weight[tiles.rows if len(hidden) else 0 :].zero_()
+        if grad_weight.dtype != torch.float32:
+            sums = torch.empty(tiles.chunk_vocab, weight.shape[1], dtype=torch.float32, device=weight.device)
     buffer = tiles.buffer(hidden)
+    room, token_room = _room(weight, tiles.chunk_vocab), _room(hidden, tiles.chunk_tokens)
     for start, end in tiles.vocab():
-        rows = _operand(weight[start:end])
+        rows = _operand(weight[start:end], room)
         finished = None if grad_weight is None else grad_weight[start:end]
-        grad_rows = None if finished is None else finished.float()
+        grad_rows = finished if sums is None else sums[: end - start]
         for part in tiles.tokens(len(hidden)):
-            tokens = _operand(hidden[part])
+            tokens = _operand(hidden[part], token_room)
             z = _logits(tokens, rows, tiles.temperature, buffer)
             grad_z = z.sub_(lse[part].unsqueeze(1)).exp_().mul_(-scale[part])
             column, here = _own_column(labels[part], tiles.first + start, end - start)
             grad_z.scatter_add_(1, column, torch.where(here.unsqueeze(1), scale[part], 0.0))
             grad_z = grad_z.to(rows.dtype)
             if grad_hidden is not None:
-                _add_product(grad_hidden[part], grad_z, rows)
+                _product(grad_z, rows, grad_hidden[part], add=True)
             if grad_rows is not None:
-                _add_product(grad_rows, grad_z.t(), tokens)
-        if finished is not None and grad_rows is not None and grad_rows is not finished:
-            finished.copy_(grad_rows)
+                _product(grad_z.t(), tokens, grad_rows, add=part.start > 0)
+        if finished is not None and sums is not None and len(hidden):
+            finished.copy_(sums[: end - start])
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
 
@@ -230,24 +237,33 @@ def _own_column(labels: torch.Tensor, first: int, width: int) -> tuple[torch.Ten
 def _logits(hidden: torch.Tensor, rows: torch.Tensor, temperature: float, buffer: torch.Tensor) -> torch.Tensor:
     """Float32 logits [n, width] of one tile, in `buffer`."""
     z = buffer[: len(hidden) * len(rows)].view(len(hidden), len(rows))
-    if hidden.dtype == torch.float32:
-        torch.mm(hidden, rows.t(), out=z)
-    else:
-        torch.mm(hidden, rows.t(), out_dtype=torch.float32, out=z)
+    _product(hidden, rows.t(), z)
     return z if temperature == 1.0 else z.div_(temperature)
 
 
-def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """total += a @ b, in float32."""
+def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
+    """out = a @ b, or out += a @ b, with float32 `out` whatever the operands are."""
     if a.dtype == torch.float32:
-        total.addmm_(a, b)
+        out.addmm_(a, b, beta=int(add))
+    elif add:
+        out.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
-        total.add_(torch.mm(a, b, out_dtype=torch.float32))
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
-def _operand(x: torch.Tensor) -> torch.Tensor:
-    """What a product of `x` reads. Only CUDA multiplies bf16 into float32; the CPU gets the same values in float32."""
-    return x if x.is_cuda else x.float()
+def _room(like: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """Float32 memory for `rows` rows of `like` where products cannot read it as it is, else None.
+
+    Only CUDA multiplies bf16 into float32; the CPU gets the same values in float32.
+    """
+    if like.is_cuda or like.dtype == torch.float32:
+        return None
+    return torch.empty(rows, like.shape[1], dtype=torch.float32)
+
+
+def _operand(x: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+    """What a product of `x` reads: `x`, or its values in `room` until that is filled again."""
+    return x if room is None else room[: len(x)].copy_(x)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ def plain(labels, vocab_size, temperature=1.0):
     return lambda hidden, weight: plain_logprob(hidden, weight, labels, vocab_size, temperature)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     tokens=st.integers(0, 17),
     hidden_size=st.integers(1, 9),
