@@ -25,7 +25,7 @@ from megatron_rlvr.types import MiniBatch, Trajectory
 VOCABULARY = 128  # rows beyond the tokenizer's are never seen in text
 RESPONSES = 12
 GROUP_SIZE = 8
-TERMS = (2, 2)  # numbers to add in the problems of the learning check
+TERMS = (2, 3)  # numbers to add in the problems of the learning check
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -128,7 +128,8 @@ def run_config(work: Path, name: str, *, updates: int, sft_updates: int, model: 
             },
             "actor": {"dtype": "float32", "micro_batch_tokens": 4096},
             "optimizer": {"lr": 1e-3, "warmup_fraction": 0.0, "weight_decay": 0.0},
-            "trainer": {"updates": updates, "mini_batch_size": 16},
+            # Tied experts make single tokens differ by any amount: the check looks at the median update itself.
+            "trainer": {"updates": updates, "mini_batch_size": 16, "step_zero_tolerance": 100.0},
             "logging": {"progress": False, "rollouts": False},
             "sft": {
                 "demonstrations": work / "task" / "demonstrations.jsonl",

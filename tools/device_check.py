@@ -30,6 +30,9 @@ FLOAT32_TOLERANCE = 1e-4
 AFTER_UPDATE_TOLERANCE = 1e-3  # Adam divides every gradient by its own size, the rounding of small ones included
 BF16_TOLERANCE = 0.05
 LOGPROB_TOLERANCE = 1e-4  # nats, engine against learner, both float32
+# Of two experts whose router logits tie in float32, engine and learner may choose different ones: the rare responses
+# that this hits differ by far more.
+TIED_SHARE = 0.01
 LEARNED = 0.08  # least rise of the mean training accuracy from the first to the last fifth of the updates
 
 
@@ -148,14 +151,16 @@ def check_rollout(settings: Settings) -> Outcome:
     prompts = (data.train * settings.rollout_prompts)[: settings.rollout_prompts]
     learner = Learner(config, updates=1)
     engine = build_engine(config, learner.spec, learner.actor.device)
-    outcome, gaps = Outcome(), []
+    outcome, gaps, shares = Outcome(), [], []
     try:
         refresher = Refresher(learner.actor, engine, learner.weight_map, interval=1)
         for seed in (1, 2):
             started = time.perf_counter()
             groups = roll_out(engine, prompts, GROUP_SIZE, sampling_settings(config, seed), data.decode)
             seconds = time.perf_counter() - started
-            gaps.append(_engine_gap(learner, groups))
+            gap = _engine_gaps(learner, groups)
+            gaps.append(gap.quantile(1 - TIED_SHARE).item())
+            shares.append((gap > LOGPROB_TOLERANCE).double().mean().item())
             tokens = sum(t.response_length for group in groups for t in group.trajectories)
             outcome.tokens_per_second = tokens / seconds
             if seed == 1:
@@ -164,14 +169,17 @@ def check_rollout(settings: Settings) -> Outcome:
     finally:
         engine.close()
         learner.close()
-    for when, gap in zip(("as loaded", "after a refresh"), gaps, strict=True):
-        outcome.require(gap <= LOGPROB_TOLERANCE, f"engine and learner differ by {gap:.1e} nats {when}")
-    outcome.numbers = f"{tokens} tokens; engine against learner {gaps[0]:.0e} nats, after a refresh {gaps[1]:.0e}"
+    for when, share in zip(("as loaded", "after a refresh"), shares, strict=True):
+        outcome.require(share <= TIED_SHARE, f"engine and learner differ on {share:.1%} of the tokens {when}")
+    outcome.numbers = (
+        f"{tokens} tokens; engine against learner within {gaps[0]:.0e} nats, after a refresh within {gaps[1]:.0e}, on "
+        f"{1 - TIED_SHARE:.0%} of the tokens; beyond {LOGPROB_TOLERANCE:.0e}: {shares[0]:.2%} and {shares[1]:.2%}"
+    )
     return outcome
 
 
-def _engine_gap(learner: Any, groups: Sequence[Any]) -> float:
-    """Largest difference in nats between the log-probs that came with the samples and the learner's own."""
+def _engine_gaps(learner: Any, groups: Sequence[Any]) -> torch.Tensor:
+    """[tokens] absolute differences in nats between the log-probs that came with the samples and the learner's own."""
     from megatron_rlvr.data import build_mini_batch
 
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -179,7 +187,7 @@ def _engine_gap(learner: Any, groups: Sequence[Any]) -> float:
         trajectory.advantage = 0.0
     batch = build_mini_batch(trajectories, **learner.batch_options())
     pairs = zip(learner.actor.logprobs(batch), batch.micro_batches, strict=True)
-    return max((mine - part.behavior_logprobs).abs().max().item() for (mine, _), part in pairs)
+    return torch.cat([(mine - part.behavior_logprobs).abs() for (mine, _), part in pairs])
 
 
 def check_learning(settings: Settings) -> Outcome:
@@ -200,9 +208,14 @@ def check_learning(settings: Settings) -> Outcome:
     outcome = Outcome()
     outcome.require(len(rows) == settings.updates, f"{len(rows)} of {settings.updates} updates were reported")
     outcome.require(last - first >= LEARNED, f"accuracy rose by {last - first:.3f} only (at least {LEARNED})")
+    gap = sorted(row["actor/log_ratio_abs/max"] for row in rows)[len(rows) // 2]
+    outcome.require(gap <= LOGPROB_TOLERANCE, f"engine and learner differ by {gap:.1e} nats in the median update")
     outcome.tokens_per_second = _mean(rows, "perf/total_num_tokens") / _mean(rows, "timing_s/step")
     phases = ", ".join(f"{name} {_mean(rows, f'timing_s/{name}'):.3f}" for name in ("gen", "update_actor", "refresh"))
-    outcome.numbers = f"accuracy {first:.3f} -> {last:.3f} over {len(rows)} updates; seconds an update: {phases}"
+    outcome.numbers = (
+        f"accuracy {first:.3f} -> {last:.3f} over {len(rows)} updates; engine against learner within {gap:.0e} nats in "
+        f"the median update; seconds an update: {phases}"
+    )
     return outcome
 
 
