@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=1024, help="training problems")
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems")
     parser.add_argument("--demonstrations", type=int, default=32768, help="demonstrations")
-    parser.add_argument("--wrong-probability", type=float, default=0.3, help="chance that an addition is wrong")
+    parser.add_argument("--wrong-probability", type=float, default=0.2, help="chance that an addition is wrong")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
