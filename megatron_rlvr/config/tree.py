@@ -173,8 +173,8 @@ class TrainerConfig(Section):
     )
     step_zero_tolerance: PositiveFloat | None = Field(
         None,
-        description="nats; stop when learner and engine differ by more on some token of the first update after a "
-        "refresh; default: 1e-3 where both are float32, else the gap is only logged",
+        description="nats; stop when learner and engine differ by more per token, in the mean, in the first update "
+        "after a refresh; default: 1e-4 where both are float32, else the gap is only logged",
     )
 
 
@@ -227,10 +227,10 @@ class RunConfig(Section):
 
     @property
     def step_zero_tolerance(self) -> float | None:
-        """Largest log-prob gap (nats) right after a refresh that the run survives; None: not enforced."""
+        """Largest mean log-prob gap (nats) right after a refresh that the run survives; None: not enforced."""
         if self.trainer.step_zero_tolerance is not None:
             return self.trainer.step_zero_tolerance
-        return 1e-3 if self.actor.dtype == self.rollout.precision == "float32" else None
+        return 1e-4 if self.actor.dtype == self.rollout.precision == "float32" else None
 
     @property
     def max_staleness(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 SMALL_ESS_SHARE = 0.1
 SMALL_KERNEL_WEIGHT = 0.1
 CLIPPED_SHARE = 0.95
+SHARE_OF_TIES = 0.01
 
 
 def alarms(metrics: Mapping[str, float]) -> list[str]:
@@ -16,16 +17,21 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str]:
-    """The step-0 law: right after a refresh, equal precision, log ratios are within `tolerance` nats, none clipped."""
+    """The step-0 law: right after a refresh, equal precision, log ratios are 0 to `tolerance` nats in the mean.
+
+    The mean, not the largest: where two experts tie to the last bit, trainer and sampler may route a token differently,
+    and that one token's log-prob moves by any amount in two sound implementations. For the same reason a clipped share
+    of up to SHARE_OF_TIES is let pass.
+    """
     found = []
-    gap = metrics.get("actor/log_ratio_abs/max", 0.0)
+    gap = metrics.get("actor/log_ratio_abs/mean", 0.0)
     if gap > tolerance:
         found.append(
-            f"Right after a refresh the trainer and the sampler differ by {gap:.3g} nats on some token (tolerance "
+            f"Right after a refresh the trainer and the sampler differ by {gap:.3g} nats per token (tolerance "
             f"{tolerance:g}): compare their weights, temperature, packing and precision before training on."
         )
     clipped = metrics.get("actor/pg_clipfrac", 0.0)
-    if clipped > 0:
+    if clipped > SHARE_OF_TIES:
         found.append(
             f"Right after a refresh {clipped:.1%} of the tokens are clipped, where none can be: log-probs disagree."
         )

@@ -50,6 +50,8 @@ def ratio_sums(tokens: PackedTokens) -> Sums:
     sums["actor/ratio/max"] = _largest(ratio)
     sums["actor/ratio/min"] = -_largest(-ratio)
     sums["actor/log_ratio_abs/max"] = _largest(tokens.log_ratio.abs())
+    sums["actor/log_ratio_abs/mean/num"] = tokens.log_ratio.abs().sum(dtype=torch.float64)
+    sums["actor/log_ratio_abs/mean/den"] = _count(ratio)
     sums["actor/impossible_tokens/num"] = masked.sum().double()
     sums["actor/impossible_tokens/den"] = _count(ratio)
     return sums

@@ -182,3 +182,12 @@ def test_alarms_speak_up():
     assert "have log-probability -inf" in one(alarms(metrics_of("respo", masked)))
     off = random_batch(8, [20] * 8, drift=0.5)
     assert len(step_zero_alarms(metrics_of("grpo", off), tolerance=1e-3)) == 2
+
+
+def test_one_token_routed_elsewhere_by_a_tie_does_not_stop_a_run():
+    tied = random_batch(9, [60] * 8, drift=0.0)
+    tied.logprobs[7] -= 0.006
+    assert step_zero_alarms(metrics_of("respo", tied), tolerance=1e-4) == []
+    shifted = random_batch(9, [60] * 8, drift=0.0)
+    shifted.logprobs -= 0.006
+    assert "differ by 0.006 nats per token" in one(step_zero_alarms(metrics_of("respo", shifted), tolerance=1e-4))
