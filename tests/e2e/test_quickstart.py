@@ -71,8 +71,8 @@ def test_trained_model_answers_in_transformers(quickstart):
 
 def test_training_and_held_out_problems_are_disjoint(quickstart):
     data = quickstart[0] / "data"
-    read = {
-        n: {json.loads(line)["problem"] for line in open(data / f"{n}.jsonl")}
-        for n in ("train", "heldout", "demonstrations")
-    }
+    read = {}
+    for name in ("train", "heldout", "demonstrations"):
+        lines = (data / f"{name}.jsonl").read_text().splitlines()
+        read[name] = {json.loads(line)["problem"] for line in lines}
     assert not read["heldout"] & (read["train"] | read["demonstrations"])
