@@ -50,6 +50,8 @@ def join(timeout_minutes: int = 30) -> None:
     timeout = timedelta(minutes=timeout_minutes)
     if "RANK" in os.environ:
         dist.init_process_group(platform.backend(), timeout=timeout)
+        # The launcher serves this store. Children that rendezvous on their own (an engine's workers) must serve theirs.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     else:  # a single process needs no rendezvous
         dist.init_process_group(platform.backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
 
