@@ -57,8 +57,8 @@ class LogprobHead(ColumnParallelLinear):
             input_ = gather_from_sequence_parallel_region(input_, group=self.tp_group)
         hidden = input_.transpose(0, 1).flatten(0, 1).index_select(0, self.batch.action_index)
         if not self.sequence_parallel:
-            # After the selection: fewer rows to reduce, and Megatron's reduction loses a gradient that is a transposed
-            # view (it reduces a contiguous copy and returns the original).
+            # After the selection: fewer rows to reduce, and megatron-core 0.16's reduction loses a gradient that is a
+            # transposed view (it reduces a contiguous copy and returns the original).
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
         logprobs, entropy = linear_logprob(
             hidden,
