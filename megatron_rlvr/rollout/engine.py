@@ -145,3 +145,14 @@ def check_sampling(sampling: SamplingSettings, n: int) -> None:
         raise UserError(f"top_p is {sampling.top_p}; it must lie in (0, 1]")
     if sampling.top_k < 1 and sampling.top_k != -1:
         raise UserError(f"top_k is {sampling.top_k}; use a positive number, or -1 for none")
+
+
+def check_logprob_temperature(temperature: float, sampling: SamplingSettings) -> None:
+    """Raise UserError where tempered log-probs would not be those of the distribution that samples."""
+    if temperature == 1.0:
+        return
+    if sampling.greedy or sampling.temperature != temperature or sampling.top_p < 1 or sampling.top_k != -1:
+        raise UserError(
+            f"this engine returns log-probs at temperature {temperature:g}, but was asked for {sampling}; sample at "
+            "that temperature, without top-p and top-k, or build the engine with logprob_temperature=1.0"
+        )

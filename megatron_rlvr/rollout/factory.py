@@ -22,7 +22,13 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
 
         return TransformersEngine(
             config.model.path,
-            TransformersSettings(max_model_len, spec.eos_token_ids, rollout.precision, rollout.max_num_seqs),
+            TransformersSettings(
+                max_model_len,
+                spec.eos_token_ids,
+                rollout.precision,
+                rollout.max_num_seqs,
+                logprob_temperature=config.loss.logprob_temperature or 1.0,
+            ),
             device,
         )
     from megatron_rlvr.rollout.vllm_engine import VllmEngine, VllmSettings
@@ -38,6 +44,7 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
             memory_utilization=rollout.memory_utilization,
             enforce_eager=rollout.enforce_eager,
             seed=config.seed,
+            logprob_temperature=config.loss.logprob_temperature or 1.0,
         ),
         device,
     )

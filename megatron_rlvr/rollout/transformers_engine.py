@@ -16,6 +16,7 @@ from megatron_rlvr.rollout.engine import (
     Completion,
     RefreshReport,
     SamplingSettings,
+    check_logprob_temperature,
     check_sampling,
     check_sequences,
 )
@@ -31,6 +32,7 @@ class TransformersSettings:
 
     max_model_len  tokens, context and response together
     max_num_seqs   rows that are decoded at once
+    logprob_temperature  temperature of the log-probs that generate returns; other than 1 it must be the sampling's own
     """
 
     max_model_len: int
@@ -38,6 +40,7 @@ class TransformersSettings:
     precision: Literal["float32", "bf16"] = "float32"
     max_num_seqs: int = 256
     staging_bytes: int = STAGING_BYTES
+    logprob_temperature: float = 1.0
 
 
 class TransformersEngine:
@@ -67,6 +70,7 @@ class TransformersEngine:
         """See Engine.generate."""
         self._gate.require_usable()
         check_sampling(sampling, n)
+        check_logprob_temperature(self._settings.logprob_temperature, sampling)
         check_sequences(contexts, sampling.max_response_length, self._settings.max_model_len, self._vocab_size)
         generator = torch.Generator(self._device).manual_seed(sampling.seed)
         rows = [list(ids) for ids in contexts for _ in range(n)]
@@ -117,8 +121,9 @@ class TransformersEngine:
         responses = _Responses(len(contexts))
         for step in range(1, sampling.max_response_length + 1):
             out = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
-            logprobs = _log_softmax(out.logits[:, -1])
-            tokens = _draw(logprobs, sampling, generator)
+            logits = out.logits[:, -1].float()
+            tokens = _draw(_log_softmax(logits), sampling, generator)
+            logprobs = _log_softmax(logits / self._settings.logprob_temperature)
             stopped = torch.isin(tokens, stop_ids)
             responses.append(alive, tokens, logprobs.gather(-1, tokens[:, None])[:, 0], stopped)
             if step == sampling.max_response_length or bool(stopped.all()):

@@ -21,6 +21,7 @@ from megatron_rlvr.rollout.engine import (
     RefreshError,
     RefreshReport,
     SamplingSettings,
+    check_logprob_temperature,
     check_sampling,
     check_sequences,
 )
@@ -44,6 +45,7 @@ class VllmSettings:
     kv_cache_gb         GiB; default: what memory_utilization leaves (CPU: for max_num_seqs full sequences, 4 at most)
     memory_utilization  share of the accelerator's memory, weights included; unused on a CPU
     enforce_eager       no CUDA graphs; always on where there is no CUDA
+    logprob_temperature  temperature of the log-probs that generate returns; other than 1 it must be the sampling's own
     keep_prefix_cache   reuse cached contexts across generate calls; the same seed then gives the same tokens only up to
                         rounding and chunking
     """
@@ -56,6 +58,7 @@ class VllmSettings:
     memory_utilization: float = 0.45
     enforce_eager: bool = False
     keep_prefix_cache: bool = False
+    logprob_temperature: float = 1.0
     seed: int = 0
     staging_bytes: int = STAGING_BYTES
 
@@ -91,6 +94,7 @@ class VllmEngine:
         """See Engine.generate. vLLM draws from torch's global generator; it is seeded here and restored afterwards."""
         self._gate.require_usable()
         check_sampling(sampling, n)
+        check_logprob_temperature(self._settings.logprob_temperature, sampling)
         check_sequences(contexts, sampling.max_response_length, self._settings.max_model_len, self._vocab_size)
         if not self._settings.keep_prefix_cache:
             self._llm.reset_prefix_cache()  # cached blocks change the batches, and with them rounding and draws
@@ -102,8 +106,15 @@ class VllmEngine:
         return [[self._completion(sample) for sample in output.outputs] for output in outputs]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """See Engine.score. The last id is forced as the one sampled token, so that N may equal max_model_len."""
+        """See Engine.score. The last id is forced as the one sampled token, so that N may equal max_model_len.
+
+        Raises RuntimeError in an engine with another logprob_temperature than 1: its log-prob of a forced id is 0.
+        """
         self._gate.require_usable()
+        if self._settings.logprob_temperature != 1.0:
+            raise RuntimeError(
+                "this engine returns tempered log-probs; build one with logprob_temperature=1.0 to score"
+            )
         check_sequences(sequences, 0, self._settings.max_model_len, self._vocab_size)
         from vllm import SamplingParams
 
@@ -197,6 +208,7 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings, dev
             generation_config="vllm",
             use_tqdm_on_load=False,
             seed=settings.seed,
+            logprobs_mode="raw_logprobs" if settings.logprob_temperature == 1.0 else "processed_logprobs",
             **(_cpu_options(config, settings) if on_cpu else _cuda_options(settings, device)),
         )
     except ValueError as error:

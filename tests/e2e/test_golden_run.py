@@ -66,9 +66,9 @@ def prepare(root: Path) -> Path:
     return config
 
 
-def train(config: Path, run_dir: Path) -> list[dict]:
+def train(config: Path, run_dir: Path, *overrides: str) -> list[dict]:
     model = config.parent / "warm"
-    run_python("-m", "megatron_rlvr", "train", config, f"model.path={model}", f"run_dir={run_dir}")
+    run_python("-m", "megatron_rlvr", "train", config, f"model.path={model}", f"run_dir={run_dir}", *overrides)
     return read_metrics(run_dir)
 
 
@@ -117,6 +117,23 @@ def test_on_policy_updates_keep_the_step_zero_law(first):
     stale = [row for row in first if row.get("staleness/max") == 1]
     assert len(stale) == UPDATES // 2
     assert all(row["actor/log_ratio_abs/max"] > 1e-3 for row in stale)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_ratio_is_one_at_the_temperature_that_sampled(prepared, engine):
+    """At T=0.6 engine and learner both score under the tempered distribution: again no gap right after a refresh."""
+    overrides = ["trainer.updates=4", "rollout.temperature=0.6", f"rollout.engine={engine}"]
+    tempered = train(prepared, prepared.parent / f"{engine}-tempered", *overrides, "loss.logprob_temperature=0.6")
+    raw = train(prepared, prepared.parent / f"{engine}-raw", *overrides)
+    for rows in (tempered, raw):
+        fresh = [row for row in rows if row.get("staleness/max") == 0]
+        assert len(fresh) == 2
+        for row in fresh:
+            assert row["actor/log_ratio_abs/mean"] < 1e-5
+            assert row["actor/ratio"] == pytest.approx(1, abs=1e-5)
+    # the same samples, scored under two distributions
+    assert tempered[1]["critic/score/mean"] == raw[1]["critic/score/mean"]
+    assert tempered[1]["actor/entropy"] < 0.9 * raw[1]["actor/entropy"]
 
 
 if __name__ == "__main__":
