@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from megatron_rlvr.config.checks import Command, check_config
 from megatron_rlvr.config.load import load_config, save_resolved
-from megatron_rlvr.config.run_dir import RunDirectory, check_run_dir, for_command, open_run_dir
+from megatron_rlvr.config.run_dir import RunDirectory, check_run_dir, check_sft_output, for_command, open_run_dir
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.types import UserError
 
@@ -45,7 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         command.add_argument("config", metavar="RUN.yaml", type=Path)
         command.add_argument("overrides", metavar="section.key=value", nargs="*")
-        command.add_argument("--overwrite", action="store_true", help="replace the run that run_dir holds")
+        command.add_argument(
+            "--overwrite", action="store_true", help="replace the run that run_dir holds, and sft.output"
+        )
     plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
     plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
     plot.add_argument("--output", type=Path, help="directory for the curves of several runs (default: comparison)")
@@ -85,6 +87,8 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
         for warning in check_hyperparameters(config.loss.name, config.loss.hyperparameters):
             print(f"warning: {warning}", file=sys.stderr)
     check_run_dir(config, overwrite)
+    if command == "sft":
+        check_sft_output(config, overwrite)
     _check_devices(config.actor.world_size)
 
 
@@ -95,7 +99,8 @@ def _check_devices(world_size: int) -> None:
     if torch.cuda.is_available() and world_size > devices:
         raise UserError(
             f"the layout needs {world_size} ranks (actor.tensor_parallel times actor.pipeline_parallel times "
-            f"actor.data_parallel), but this machine has {devices} GPUs; make one of them smaller"
+            f"actor.context_parallel times actor.data_parallel), but this machine has {devices} GPUs; make one of them "
+            "smaller"
         )
 
 

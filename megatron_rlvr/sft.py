@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron_rlvr.config.run_dir import RunFiles
 from megatron_rlvr.config.tree import LossConfig, RunConfig
 from megatron_rlvr.data import PromptCursor, build_mini_batch, load_demonstrations, load_tokenizer
+from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.learner import Learner
 from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.types import MiniBatch, Trajectory, UserError
@@ -36,7 +37,7 @@ def sft(config: RunConfig) -> None:
 def _demonstrations(config: RunConfig) -> list[Trajectory]:
     if config.sft.demonstrations is None:
         raise UserError("sft.demonstrations is not set; name a JSONL file with problems and responses.")
-    data = config.data
+    data, spec = config.data, read_model_spec(config.model.path)
     return load_demonstrations(
         config.sft.demonstrations,
         load_tokenizer(config.model.path),
@@ -45,6 +46,7 @@ def _demonstrations(config: RunConfig) -> list[Trajectory]:
         chat_template=data.chat_template,
         suffix=data.suffix,
         max_prompt_length=data.max_prompt_length,
+        max_tokens=min(spec.max_position_embeddings, config.actor.micro_batch_tokens),
     )
 
 

@@ -151,9 +151,15 @@ def check_model(config: RunConfig, spec: ModelSpec, command: Command = "train") 
     if command != "sft" and longest > spec.max_position_embeddings:
         raise UserError(
             f"data.max_prompt_length plus rollout.max_response_length is {longest} tokens, more than the model's "
-            f"max_position_embeddings {spec.max_position_embeddings}; lower rollout.max_response_length by "
+            f"max_position_embeddings {spec.max_position_embeddings}; lower {_longer(config)} by "
             f"{longest - spec.max_position_embeddings}"
         )
+
+
+def _longer(config: RunConfig) -> str:
+    """The longer of the two lengths that share the context: the one that can be lowered."""
+    prompt_is_longer = config.data.max_prompt_length > config.rollout.max_response_length
+    return "data.max_prompt_length" if prompt_is_longer else "rollout.max_response_length"
 
 
 def _divisions(actor: ActorConfig, spec: ModelSpec) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
@@ -196,6 +202,7 @@ def _check_sft(config: RunConfig) -> None:
     if config.sft.output is None:
         raise UserError("sft.output is unset; set sft.output to the directory that the trained model is written to")
     _divides(("actor.data_parallel", config.actor.data_parallel), ("sft.batch_size", config.sft.batch_size))
+    _check_optimizer(config, "sft.lr", config.sft.lr)
 
 
 def _check_rollout(config: RunConfig) -> None:
@@ -253,9 +260,14 @@ def _check_learning(config: RunConfig) -> None:
         )
     if config.trainer.eval_interval is not None:
         _check_evaluation(config, config.trainer.eval_interval)
+    _check_optimizer(config, "optimizer.lr", config.optimizer.lr)
+
+
+def _check_optimizer(config: RunConfig, key: str, lr: float) -> None:
+    """`lr` is the learning rate that `key` sets for this command."""
     optimizer = config.optimizer
-    if optimizer.min_lr > optimizer.lr:
-        raise UserError(f"optimizer.min_lr is {optimizer.min_lr}, above optimizer.lr {optimizer.lr}; lower it")
+    if optimizer.min_lr > lr:
+        raise UserError(f"optimizer.min_lr is {optimizer.min_lr}, above {key} {lr}; lower it")
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         raise UserError(f"optimizer.betas is {list(optimizer.betas)}; set both values to at least 0 and below 1")
 

@@ -96,8 +96,34 @@ def check_run_dir(config: RunConfig, overwrite: bool) -> None:
     existing = next(p for p in (root, *root.parents) if p.exists())
     if not os.access(existing, os.W_OK) or not existing.is_dir():
         raise UserError(f"run_dir {root} cannot be made, for {existing} is not a writable directory; name another")
-    if RunFiles(root).metrics.exists() and not overwrite:
+    files = RunFiles(root)
+    if files.metrics.exists() and not overwrite:
         raise UserError(f"run_dir {root} already holds a run; name another or add --overwrite to replace it")
+    inside = [path for path in files.everything if path.exists() and _within(config.model.path, path)]
+    if inside:  # it would be moved aside before the ranks read it
+        raise UserError(f"model.path {config.model.path} is part of the run that run_dir {root} holds; name another")
+
+
+def check_sft_output(config: RunConfig, overwrite: bool) -> None:
+    """Raise UserError where sft.output is the model itself, or holds anything that may not be replaced."""
+    target = config.sft.output
+    if target is None:
+        return
+    if _within(config.model.path, target) or _within(config.run_dir, target):
+        raise UserError(f"sft.output {target} holds the run's model.path or run_dir; name a directory of its own")
+    existing = next(p for p in (target, *target.parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"sft.output {target} cannot be made, for {existing} is not a writable directory; name another")
+    if existing != target or not any(target.iterdir()):
+        return
+    if not (target / "config.json").is_file():
+        raise UserError(f"sft.output {target} holds files that are no model; name a directory that does not exist yet")
+    if not overwrite:
+        raise UserError(f"sft.output {target} already holds a model; name another or add --overwrite to replace it")
+
+
+def _within(path: Path, directory: Path) -> bool:
+    return path.resolve().is_relative_to(directory.resolve())
 
 
 def _remove(path: Path) -> None:
@@ -144,7 +170,10 @@ class RunDirectory:
 def open_run_dir(root: Path) -> Iterator[RunDirectory]:
     """Make `root`, an earlier run's files set aside; unless `keep()` is called, leaving restores what was there."""
     directory = RunDirectory(root)
-    directory._open()
+    try:
+        directory._open()
+    except OSError as error:
+        raise UserError(f"run_dir {root} cannot be made ({error.strerror}); name another") from error
     try:
         yield directory
     finally:

@@ -204,7 +204,7 @@ class RunConfig(Section):
     """One run, from one YAML file and dotted overrides."""
 
     name: str = "run"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     run_dir: FilePath
     model: ModelConfig
     data: DataConfig

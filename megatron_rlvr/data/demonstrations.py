@@ -24,12 +24,14 @@ def load_demonstrations(
     chat_template: bool = False,
     suffix: str = "",
     max_prompt_length: int = 1024,
+    max_tokens: int | None = None,
 ) -> list[Trajectory]:
     """One trajectory a line: the prompt as `tokenize_problems` makes it, then the response and its end-of-sequence.
 
     Prompt and response are tokenised apart, as they are when the model itself goes on from a prompt. Response tokens
     are the action tokens, with behaviour log-probs 0, version 0 and advantage 1.
-    Raises UserError for faulty lines (see `load_problems`) and for a tokenizer without an end-of-sequence token.
+    Raises UserError for faulty lines (see `load_problems`), for a prompt and response of more than `max_tokens` tokens,
+    and for a tokenizer without an end-of-sequence token.
     """
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -41,10 +43,17 @@ def load_demonstrations(
         problems, tokenizer, chat_template=chat_template, suffix=suffix, max_prompt_length=max_prompt_length
     )
     responses = tokenizer([problem.answer for problem in problems], add_special_tokens=False)["input_ids"]
-    return [
+    demonstrations = [
         demonstration(prompt.token_ids, [*response, tokenizer.eos_token_id], text=problem.answer)
         for prompt, response, problem in zip(prompts, responses, problems, strict=True)
     ]
+    for problem, made in zip(problems, demonstrations, strict=True):
+        if max_tokens is not None and made.num_tokens > max_tokens:
+            raise UserError(
+                f"demonstration {problem.id} has {made.num_tokens} tokens, more than the {max_tokens} that the model's "
+                "context and actor.micro_batch_tokens allow; raise actor.micro_batch_tokens or remove the line."
+            )
+    return demonstrations
 
 
 def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int], text: str = "") -> Trajectory:

@@ -47,12 +47,18 @@ def load_tokenizer(model_path: str | Path) -> PreTrainedTokenizerBase:
     if not Path(model_path).is_dir():
         raise UserError(f"model.path={model_path} is not a directory; name one with a Hugging Face checkpoint.")
     try:
-        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"model.path={model_path} has no tokenizer that loads ({_first_line(error)}); "
             "put the model's tokenizer.json and tokenizer_config.json there."
         ) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes without the files
+        raise UserError(
+            f"model.path={model_path} has no tokenizer files; put the model's tokenizer.json and "
+            "tokenizer_config.json there."
+        )
+    return tokenizer
 
 
 def tokenize_problems(

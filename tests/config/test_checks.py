@@ -11,7 +11,7 @@ import pytest
 
 from megatron_rlvr.config.checks import check_config, check_known_faults, check_layout, check_model, installed_version
 from megatron_rlvr.config.load import build_config
-from megatron_rlvr.config.run_dir import RunFiles, check_run_dir, for_command, open_run_dir
+from megatron_rlvr.config.run_dir import RunFiles, check_run_dir, check_sft_output, for_command, open_run_dir
 from megatron_rlvr.config.tree import ActorConfig, RunConfig
 from megatron_rlvr.types import ModelSpec, UserError
 
@@ -189,6 +189,7 @@ def test_installed_versions_are_read_without_an_import() -> None:
             {"rollout.max_response_length": 1500},
             ["is 2524 tokens", "max_position_embeddings 2048", "lower rollout.max_response_length by 476"],
         ),
+        ({"data.max_prompt_length": 2000}, ["is 3024 tokens", "lower data.max_prompt_length by 976"]),
         ({"actor.micro_batch_tokens": 2000}, ["actor.micro_batch_tokens is 2000", "actor.micro_batch_tokens=2048"]),
         ({"rewards.overlong_start": 1024}, ["rewards.overlong_start is 1024", "max_response_length 1024"]),
         (
@@ -243,6 +244,7 @@ def test_an_incomplete_checkpoint_names_the_missing_file(tree: dict[str, Any], t
 
 
 def test_lengths_of_a_supervised_run_are_not_those_of_rollouts(tree: dict[str, Any]) -> None:
+    assert "above sft.lr 0.003" in _refusal(_with(tree, {"optimizer.min_lr": 1.0}), command="sft")
     config = _with(tree, {"rollout.max_response_length": 4000})
     check_model(config, MOE, "sft")
     with pytest.raises(UserError):
@@ -274,6 +276,33 @@ def test_a_run_dir_that_cannot_be_is_refused(tree: dict[str, Any], tmp_path: Pat
         check_run_dir(_with(tree, {"run_dir": str(tmp_path / "file")}), overwrite=True)
     with pytest.raises(UserError, match="not a writable directory"):
         check_run_dir(_with(tree, {"run_dir": str(tmp_path / "file" / "below")}), overwrite=True)
+    with pytest.raises(UserError, match=r"cannot be made .*; name another"), open_run_dir(Path("/proc/run")):
+        raise AssertionError
+
+
+def test_a_run_does_not_replace_the_model_that_it_starts_from(tree: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.path .* is part of the run"):
+        check_run_dir(_with(tree, {"run_dir": str(tmp_path)}), overwrite=True)
+
+
+def test_a_warm_up_replaces_nothing_but_an_earlier_model_that_it_may(tree: dict[str, Any], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    for output, why in (
+        (mine, "holds files that are no model"),
+        (mine / "notes.txt", "not a writable directory"),
+        (tmp_path / "model", "holds the run's model.path"),
+        (tmp_path, "holds the run's model.path"),
+    ):
+        with pytest.raises(UserError, match=why):
+            check_sft_output(_with(tree, {"sft.output": str(output)}), overwrite=True)
+    (mine / "config.json").write_text("{}")
+    config = _with(tree, {"sft.output": str(mine)})
+    with pytest.raises(UserError, match="already holds a model; name another or add --overwrite"):
+        check_sft_output(config, overwrite=False)
+    check_sft_output(config, overwrite=True)
+    check_sft_output(_with(tree, {}), overwrite=False)
 
 
 def test_a_run_that_did_not_get_under_way_leaves_nothing(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_faults_are_refused(demonstrations: Path, tokenizer_directory: Path) -> 
         load_demonstrations(demonstrations, tokenizer, response_key="respons")
     with pytest.raises(UserError, match="problem worked:1 has 5 tokens"):
         load_demonstrations(demonstrations, tokenizer, max_prompt_length=4)
+    assert len(load_demonstrations(demonstrations, tokenizer, max_tokens=11)) == 2
+    with pytest.raises(UserError, match=r"worked:1 has 11 tokens, more than the 10 .* remove the line"):
+        load_demonstrations(demonstrations, tokenizer, max_tokens=10)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token; set eos_token"):
         load_demonstrations(demonstrations, tokenizer)

@@ -140,6 +140,10 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"model\.path=.* has no tokenizer that loads") as error:
             load_tokenizer(tmp_path)
         assert "\n" not in str(error.value)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    with pytest.raises(UserError, match=r"has no tokenizer files; put the model's tokenizer\.json"):
+        load_tokenizer(tmp_path)
 
 
 def test_all_public_problems_load() -> None:
