@@ -19,6 +19,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parent
 CONFIG = EXAMPLES / "quickstart.yaml"
+PARTS = ("init", "data", "warm", "run")  # of the directory; an earlier quickstart's are replaced
 
 
 def run(*command: str | Path) -> float:
@@ -30,6 +31,16 @@ def run(*command: str | Path) -> float:
     if code:
         sys.exit(code)
     return time.monotonic() - start
+
+
+def clear(root: Path) -> None:
+    """Remove an earlier quickstart from `root`; leaves with exit code 2 where it holds anything else."""
+    names = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    if (names and not {"init"} <= names <= set(PARTS)) or root.is_file():
+        print(f"--dir {root} holds something else than a quickstart; name a directory of its own", file=sys.stderr)
+        sys.exit(2)
+    for part in PARTS:
+        shutil.rmtree(root / part, ignore_errors=True)
 
 
 def held_out_accuracies(metrics: Path) -> list[float]:
@@ -45,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to quickstart.yaml")
     options = parser.parse_args(arguments)
     root = options.dir
-    shutil.rmtree(root, ignore_errors=True)
+    clear(root)
     paths = [
         f"run_dir={root}/run",
         f"data.train={root}/data/train.jsonl",
