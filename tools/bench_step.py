@@ -11,6 +11,7 @@ core whatever the model: the ratio falls as models grow.
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -122,7 +123,7 @@ def main() -> None:
         batch = build_batch(learner, args.sequences, args.tokens)
         steps: dict[str, Callable[[], Any]] = {"language model": lambda: language_model_step(learner, batch)}
         for name in args.losses:
-            steps[name] = lambda name=name: learner.actor.accumulate(batch, LossConfig(name=name))
+            steps[name] = functools.partial(learner.actor.accumulate, batch, LossConfig(name=name))
         best = best_seconds(steps, args.repeats)
         print(f"{args.sequences} sequences of {args.tokens} tokens, least CPU seconds of {args.repeats}")
         for name, seconds in best.items():
