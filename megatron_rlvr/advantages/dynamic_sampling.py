@@ -69,6 +69,6 @@ class RefillBudget:
     def _explain(self) -> str:
         return (
             f"dynamic sampling found {self.kept} of {self.wanted} informative groups in {self.attempts} rounds "
-            f"({self.history} per round; {self.all_correct} groups all correct, {self.all_wrong} all wrong): use "
-            "other prompts, larger groups, a higher advantage.dynamic_sampling.max_attempts, or switch it off."
+            f"({self.history} per round; {self.all_correct} groups all correct, {self.all_wrong} all wrong): use other "
+            "prompts, larger groups, a higher advantages.dynamic_sampling.max_attempts, or switch it off."
         )

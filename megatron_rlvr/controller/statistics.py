@@ -19,12 +19,15 @@ def batch_metrics(groups: Sequence[Group], learner_version: int) -> dict[str, fl
     prompts = np.array([t.num_tokens - t.response_length for t in trajectories])
     scores = np.array([t.score for t in trajectories])
     varied = [len({t.score for t in group.trajectories}) > 1 for group in groups]
-    staleness = learner_version - np.concatenate([t.versions[t.action_mask] for t in trajectories])
+    versions = [t.versions[t.action_mask] for t in trajectories]
+    staleness = learner_version - np.concatenate(versions)
     metrics = {
         "training/accuracy": float((scores.mean() + 1) / 2),
+        "rollout/groups": float(len(groups)),
+        "rollout/mixed_versions": float(np.mean([len(set(v.tolist())) > 1 for v in versions])),
+        "rollout/entropy": float(-np.concatenate([t.behavior_logprobs[t.action_mask] for t in trajectories]).mean()),
         "rollout/informative_groups": float(np.mean(varied)),
         "response_length/clip_ratio": float(np.mean([t.finish_reason == "length" for t in trajectories])),
-        "prompt_length/mean": float(prompts.mean()),
         "perf/total_num_tokens": float(lengths.sum() + prompts.sum()),
         "staleness/mean": float(staleness.mean()),
         "staleness/max": float(staleness.max()),
@@ -33,6 +36,7 @@ def batch_metrics(groups: Sequence[Group], learner_version: int) -> dict[str, fl
     metrics |= _spread("critic/rewards", np.array([t.reward for t in trajectories]))
     metrics |= _spread("critic/advantages", np.array([t.advantage for t in trajectories]))
     metrics |= _spread("response_length", lengths)
+    metrics |= _spread("prompt_length", prompts)
     return metrics | _reward_parts(groups)
 
 

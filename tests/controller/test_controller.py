@@ -12,6 +12,7 @@ from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller import Controller
 from megatron_rlvr.controller.controller import mix_seed
 from megatron_rlvr.controller.statistics import batch_metrics
+from megatron_rlvr.observability.metrics import Schema
 from megatron_rlvr.rollout.engine import Completion
 from megatron_rlvr.types import Prompt
 
@@ -115,4 +116,6 @@ def test_statistics_count_staleness_in_updates(one_rank):
     assert metrics["training/accuracy"] == pytest.approx(7 / 16)
     assert metrics["rollout/informative_groups"] == 0.5
     assert metrics["response_length/mean"] == pytest.approx((2 * 7 + 9) / 16)
-    assert metrics["prompt_length/mean"] == 2
+    assert metrics["prompt_length/mean"] == metrics["prompt_length/max"] == 2
+    assert (metrics["rollout/groups"], metrics["rollout/mixed_versions"], metrics["rollout/entropy"]) == (4, 0, 0.5)
+    Schema().check(metrics)
