@@ -3,7 +3,7 @@
 # make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
 # make test        all tests (ARGS="-k name" to choose)
 # make lint        ruff, mypy, import contracts
-# make clean       remove .venv and caches; run directories stay
+# make clean       remove the environments and caches; run directories stay
 
 VENV ?= .venv
 # The first interpreter that really starts: a version manager may put commands on PATH that only print an error.
@@ -47,5 +47,5 @@ lint: env
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv312 build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
