@@ -208,6 +208,8 @@ def _check_sft(config: RunConfig) -> None:
 def _check_rollout(config: RunConfig) -> None:
     if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError("rollout.engine is vllm, which is not installed; install it or set rollout.engine=transformers")
+    if config.rollout.top_k == 0:
+        raise UserError("rollout.top_k is 0, which leaves no token to sample; set rollout.top_k=-1 for no cut-off")
 
 
 def _check_sampling(config: RunConfig) -> None:

@@ -196,6 +196,7 @@ def test_installed_versions_are_read_without_an_import() -> None:
             {"trainer.eval_interval": 5, "data.validation": None},
             ["trainer.eval_interval is 5", "data.validation is unset"],
         ),
+        ({"rollout.top_k": 0}, ["rollout.top_k is 0", "rollout.top_k=-1"]),
         ({"optimizer.min_lr": 1.0}, ["optimizer.min_lr is 1.0", "optimizer.lr 1e-06"]),
         ({"optimizer.betas": [0.9, 1.0]}, ["optimizer.betas is [0.9, 1.0]"]),
     ],
