@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_rlvr.actor.actor import Actor
+from megatron_rlvr.actor.model import DTYPES
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.hf import HFCheckpoint, WeightMap, read_model_spec, write_checkpoint
 from megatron_rlvr.refresh import exported_weights, load_weights
@@ -49,7 +50,8 @@ class Learner:
         """Write the model as a Hugging Face directory, whole or not at all; a collective over all ranks."""
         tensors = exported_weights(self.actor, self.weight_map)
         if dist.get_rank() == 0:
-            write_checkpoint(target, self.config.model.path, tensors, overwrite=True)
+            dtype = DTYPES[self.config.actor.dtype]  # which need not be the source's
+            write_checkpoint(target, self.config.model.path, tensors, dtype, overwrite=True)
         else:
             for _ in tensors:
                 continue

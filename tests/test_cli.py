@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from megatron_rlvr.observability.report import read_metrics
 
@@ -146,14 +147,16 @@ def test_a_crash_keeps_its_traceback_and_its_run_directory(place: Path) -> None:
 
 def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     for command in (
-        ["sft", "run.yaml"],
+        ["sft", "run.yaml", "actor.dtype=bf16"],
         ["train", "run.yaml", "model.path=warm"],
         ["eval", "run.yaml", "model.path=warm"],
     ):
         done = _cli(place, *command)
         assert done.returncode == 0, done.stderr
     run_dir = place / "runs" / "a"
-    assert (place / "warm" / "config.json").exists() and (run_dir / "model" / "config.json").exists()
+    for model, dtype in ((place / "warm", "bfloat16"), (run_dir / "model", "float32")):
+        assert json.loads((model / "config.json").read_text())["dtype"] == dtype
+        assert {str(weight.dtype) for weight in load_file(model / "model.safetensors").values()} == {f"torch.{dtype}"}
     assert [row["step"] for row in read_metrics(run_dir / "sft")] == [1, 2]
     rows = read_metrics(run_dir)
     assert [row["step"] for row in rows] == [0, 1] and rows[1]["training/global_step"] == 1
