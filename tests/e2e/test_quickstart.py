@@ -40,7 +40,7 @@ def test_training_reward_rises_on_a_moving_average(quickstart):
 
 def test_engine_and_learner_agree_after_every_refresh(quickstart):
     fresh = [row for row in quickstart[2] if row.get("staleness/max") == 0]
-    assert len(fresh) == 80
+    assert len(fresh) == 100
     assert max(row["actor/log_ratio_abs/mean"] for row in fresh) < 1e-4
 
 

@@ -16,7 +16,9 @@ import pytest
 from launch.local import rank_environment, run_local
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = "import sys; from pathlib import Path; from launch.local import run_local; \
+# a background job of a shell ignores SIGINT, and so would the launcher that a test starts there
+LAUNCH = "import signal, sys; from pathlib import Path; from launch.local import run_local; \
+signal.signal(signal.SIGINT, signal.default_int_handler); \
 sys.exit(run_local([sys.executable, sys.argv[1]], int(sys.argv[2]), threads=1, log_dir=Path(sys.argv[3])))"
 
 
