@@ -63,11 +63,6 @@ class Actor:
     def device(self) -> torch.device:
         return platform.device()
 
-    @property
-    def names(self) -> list[str]:
-        """Canonical names of all parameters of the model, over all ranks, in model order."""
-        return self._plan.names
-
     def load(self, source: TensorSource) -> None:
         """Fill this rank's shards from `source`, then build the optimizer on them (its master weights are copies)."""
         for name, parameter in self._parameters.items():
