@@ -62,12 +62,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One problem: its token ids go to the engine as they are, its answer goes to the verifier."""
+    """A state that responses start from: one problem, and for a replayed state the first tokens of a response to it.
+
+    token_ids   the problem as the engine reads it
+    answer      what the verifier compares with
+    text        the problem for people
+    prefix      tokens of an earlier response, given to the engine behind token_ids: context, never trained on
+    replayed    True where a replay buffer proposed the state (its prefix may still be empty)
+    restore     what brings an environment back to this state (None for problems that are one text)
+    """
 
     id: str
     token_ids: tuple[int, ...]
     answer: str
     text: str = ""
+    prefix: tuple[int, ...] = ()
+    replayed: bool = False
+    restore: Any = None
 
 
 @dataclass
@@ -80,7 +91,7 @@ class Trajectory:
     versions          [N] int32    weight version that sampled the token; -1 where action_mask is False
     routed_experts    [N-1, layers, top_k] uint8/uint16 or None: routes of every token that was fed to the model
     finish_reason     "stop" (end-of-sequence token) or "length" (cut at the cap)
-    text              the decoded response (sampled tokens only), for verifiers and people
+    text              the decoded response, a replayed prefix included: what verifiers judge and people read
     score             verifier's verdict before shaping; NaN until rewarded
     reward            score plus shaping terms, what advantages are computed from; NaN until rewarded
     advantage         this response's advantage; NaN until known
@@ -112,7 +123,7 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """G responses to one starting state (a fresh prompt, or a prompt with a replayed prefix)."""
+    """The responses to one starting state (a fresh prompt, or a prompt with a replayed prefix)."""
 
     prompt: Prompt
     trajectories: list[Trajectory]

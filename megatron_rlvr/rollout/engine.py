@@ -78,8 +78,16 @@ class Engine(Protocol):
         """Version of the weights that sample the next token; 0 is the checkpoint that the engine was built from."""
         ...
 
-    def generate(self, contexts: Sequence[Sequence[int]], n: int, sampling: SamplingSettings) -> list[list[Completion]]:
+    def generate(
+        self,
+        contexts: Sequence[Sequence[int]],
+        n: int,
+        sampling: SamplingSettings,
+        limits: Sequence[int] | None = None,
+    ) -> list[list[Completion]]:
         """`n` completions for each context, in the order of the contexts.
+
+        limits   most tokens of each context's completions, in place of sampling.max_response_length
 
         Raises UserError for a context that is empty, holds an id outside the vocabulary, or is longer than
         max_model_len minus max_response_length, and RefreshError while the weights are half-written; the engine stays
@@ -111,12 +119,29 @@ class Engine(Protocol):
         ...
 
 
-def check_sequences(sequences: Sequence[Sequence[int]], room: int, limit: int, vocab_size: int) -> None:
-    """Refuse sequences that are empty, hold foreign ids, or leave no space for `room` more tokens below `limit`.
+def completion_limits(
+    contexts: Sequence[Sequence[int]], sampling: SamplingSettings, limits: Sequence[int] | None
+) -> list[int]:
+    """Most tokens of the completions of each context. Raises UserError where one may have none at all."""
+    if limits is None:
+        return [sampling.max_response_length] * len(contexts)
+    if len(limits) != len(contexts):
+        raise UserError(f"{len(limits)} limits were given for {len(contexts)} contexts; give one for each")
+    if any(limit < 1 for limit in limits):
+        raise UserError(f"a completion may have {min(limits)} tokens; leave room for at least one behind its prefix")
+    return list(limits)
 
+
+def check_sequences(
+    sequences: Sequence[Sequence[int]], rooms: Sequence[int] | None, limit: int, vocab_size: int
+) -> None:
+    """Refuse sequences that are empty, hold foreign ids, or leave no space for `rooms` more tokens below `limit`.
+
+    rooms   tokens that each sequence may grow by; None: they do not grow
     Raises UserError naming the first bad sequence by its index.
     """
     for index, ids in enumerate(sequences):
+        room = 0 if rooms is None else rooms[index]
         if len(ids) == 0:
             raise UserError(f"sequence {index} has no tokens; give at least one")
         if len(ids) + room > limit:

@@ -17,21 +17,27 @@ def roll_out(
     sampling: SamplingSettings,
     decode: Callable[[list[int]], str],
 ) -> list[Group]:
-    """`group_size` responses to each prompt, in the order of the prompts.
+    """`group_size` responses to each prompt, in the order of the prompts; a replayed prefix is part of the context.
 
-    `decode` turns the sampled ids, end-of-sequence included, into the text that verifiers read; it should leave special
-    tokens out. Raises what Engine.generate raises.
+    `sampling.max_response_length` counts the prefix: what continues it may have that much less.
+    `decode` turns the response's ids (prefix and sampled, end-of-sequence included) into the text that verifiers read;
+    it should leave special tokens out. Raises what Engine.generate raises.
     """
-    contexts = [list(prompt.token_ids) for prompt in prompts]
-    sampled = engine.generate(contexts, group_size, sampling)
+    contexts = [[*prompt.token_ids, *prompt.prefix] for prompt in prompts]
+    if any(prompt.prefix for prompt in prompts):
+        limits = [sampling.max_response_length - len(prompt.prefix) for prompt in prompts]
+        sampled = engine.generate(contexts, group_size, sampling, limits)
+    else:
+        sampled = engine.generate(contexts, group_size, sampling)
     return [
-        Group(prompt, [to_trajectory(context, completion, decode) for completion in completions])
-        for prompt, context, completions in zip(prompts, contexts, sampled, strict=True)
+        Group(prompt, [to_trajectory(prompt, completion, decode) for completion in completions])
+        for prompt, completions in zip(prompts, sampled, strict=True)
     ]
 
 
-def to_trajectory(context: Sequence[int], completion: Completion, decode: Callable[[list[int]], str]) -> Trajectory:
-    """Context (masked) and response (trained on) as one trajectory; `context` is whatever the engine was given."""
+def to_trajectory(prompt: Prompt, completion: Completion, decode: Callable[[list[int]], str]) -> Trajectory:
+    """Problem and prefix (masked) and the sampled tokens (trained on) as one trajectory."""
+    context = [*prompt.token_ids, *prompt.prefix]
     before, length = len(context), len(completion.token_ids)
     mask = np.zeros(before + length, bool)
     mask[before:] = True
@@ -41,5 +47,5 @@ def to_trajectory(context: Sequence[int], completion: Completion, decode: Callab
         behavior_logprobs=np.concatenate([np.zeros(before, np.float32), completion.logprobs]),
         versions=np.concatenate([np.full(before, -1, np.int32), completion.versions]),
         finish_reason=completion.finish_reason,
-        text=decode(completion.token_ids.tolist()),
+        text=decode([*prompt.prefix, *completion.token_ids.tolist()]),
     )

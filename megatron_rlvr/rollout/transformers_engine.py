@@ -19,6 +19,7 @@ from megatron_rlvr.rollout.engine import (
     check_logprob_temperature,
     check_sampling,
     check_sequences,
+    completion_limits,
 )
 from megatron_rlvr.rollout.random_state import isolated_random_state
 from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
@@ -66,25 +67,34 @@ class TransformersEngine:
         return self._gate.version
 
     @torch.no_grad()
-    def generate(self, contexts: Sequence[Sequence[int]], n: int, sampling: SamplingSettings) -> list[list[Completion]]:
+    def generate(
+        self,
+        contexts: Sequence[Sequence[int]],
+        n: int,
+        sampling: SamplingSettings,
+        limits: Sequence[int] | None = None,
+    ) -> list[list[Completion]]:
         """See Engine.generate."""
         self._gate.require_usable()
         check_sampling(sampling, n)
         check_logprob_temperature(self._settings.logprob_temperature, sampling)
-        check_sequences(contexts, sampling.max_response_length, self._settings.max_model_len, self._vocab_size)
+        limits = completion_limits(contexts, sampling, limits)
+        check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
         generator = torch.Generator(self._device).manual_seed(sampling.seed)
         rows = [list(ids) for ids in contexts for _ in range(n)]
+        row_limits = [limit for limit in limits for _ in range(n)]
         size = self._settings.max_num_seqs
         done: list[Completion] = []
         for start in range(0, len(rows), size):
-            done += self._sample_batch(rows[start : start + size], sampling, generator)
+            part = slice(start, start + size)
+            done += self._sample_batch(rows[part], row_limits[part], sampling, generator)
         return [done[start : start + n] for start in range(0, len(done), n)]
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """See Engine.score."""
         self._gate.require_usable()
-        check_sequences(sequences, 0, self._settings.max_model_len, self._vocab_size)
+        check_sequences(sequences, None, self._settings.max_model_len, self._vocab_size)
         size = self._settings.max_num_seqs
         scores: list[np.ndarray] = []
         for start in range(0, len(sequences), size):
@@ -109,7 +119,7 @@ class TransformersEngine:
             self._targets(name).copy_(tensor)
 
     def _sample_batch(
-        self, contexts: list[list[int]], sampling: SamplingSettings, generator: torch.Generator
+        self, contexts: list[list[int]], limits: list[int], sampling: SamplingSettings, generator: torch.Generator
     ) -> list[Completion]:
         """One batch of rows, decoded until every row has ended; a row that has ended is dropped from the batch."""
         from transformers import DynamicCache
@@ -119,19 +129,21 @@ class TransformersEngine:
         alive = torch.arange(len(contexts), device=self._device)
         stop_ids = torch.tensor(self._settings.eos_token_ids, device=self._device, dtype=torch.long)
         responses = _Responses(len(contexts))
-        for step in range(1, sampling.max_response_length + 1):
+        caps = torch.tensor(limits, device=self._device)
+        for step in range(1, max(limits) + 1):
             out = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
             logits = out.logits[:, -1].float()
             tokens = _draw(_log_softmax(logits), sampling, generator)
             logprobs = _log_softmax(logits / self._settings.logprob_temperature)
             stopped = torch.isin(tokens, stop_ids)
             responses.append(alive, tokens, logprobs.gather(-1, tokens[:, None])[:, 0], stopped)
-            if step == sampling.max_response_length or bool(stopped.all()):
+            ended = stopped | (caps[alive] == step)
+            if bool(ended.all()):
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
             ids, positions = tokens[:, None], positions[:, -1:] + 1
-            if bool(stopped.any()):
-                keep = (~stopped).nonzero()[:, 0]
+            if bool(ended.any()):
+                keep = (~ended).nonzero()[:, 0]
                 alive, mask, ids, positions = alive[keep], mask[keep], ids[keep], positions[keep]
                 cache.batch_select_indices(keep)
         return responses.completions(self.version)

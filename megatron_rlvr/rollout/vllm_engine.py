@@ -24,6 +24,7 @@ from megatron_rlvr.rollout.engine import (
     check_logprob_temperature,
     check_sampling,
     check_sequences,
+    completion_limits,
 )
 from megatron_rlvr.rollout.process_settings import process_settings_kept
 from megatron_rlvr.rollout.random_state import isolated_random_state
@@ -90,19 +91,26 @@ class VllmEngine:
         """Version of the weights that the next token is sampled with."""
         return self._gate.version
 
-    def generate(self, contexts: Sequence[Sequence[int]], n: int, sampling: SamplingSettings) -> list[list[Completion]]:
+    def generate(
+        self,
+        contexts: Sequence[Sequence[int]],
+        n: int,
+        sampling: SamplingSettings,
+        limits: Sequence[int] | None = None,
+    ) -> list[list[Completion]]:
         """See Engine.generate. vLLM draws from torch's global generator; it is seeded here and restored afterwards."""
         self._gate.require_usable()
         check_sampling(sampling, n)
         check_logprob_temperature(self._settings.logprob_temperature, sampling)
-        check_sequences(contexts, sampling.max_response_length, self._settings.max_model_len, self._vocab_size)
+        limits = completion_limits(contexts, sampling, limits)
+        check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
         if not self._settings.keep_prefix_cache:
             self._llm.reset_prefix_cache()  # cached blocks change the batches, and with them rounding and draws
-        params = self._sampling_params(n, sampling)
+        params = [self._sampling_params(n, sampling, limit) for limit in limits]
         size = max(1, REQUESTS_PER_BATCH // n)
-        chunks = [contexts[start : start + size] for start in range(0, len(contexts), size)]
+        chunks = [slice(start, start + size) for start in range(0, len(contexts), size)]
         with isolated_random_state(sampling.seed):
-            outputs = [output for chunk in chunks for output in self._run(chunk, [params] * len(chunk))]
+            outputs = [output for chunk in chunks for output in self._run(contexts[chunk], params[chunk])]
         return [[self._completion(sample) for sample in output.outputs] for output in outputs]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -115,7 +123,7 @@ class VllmEngine:
             raise RuntimeError(
                 "this engine returns tempered log-probs; build one with logprob_temperature=1.0 to score"
             )
-        check_sequences(sequences, 0, self._settings.max_model_len, self._vocab_size)
+        check_sequences(sequences, None, self._settings.max_model_len, self._vocab_size)
         from vllm import SamplingParams
 
         longer = [list(ids) for ids in sequences if len(ids) > 1]
@@ -148,7 +156,7 @@ class VllmEngine:
         self._finalizer()
         del self._llm
 
-    def _sampling_params(self, n: int, sampling: SamplingSettings) -> Any:
+    def _sampling_params(self, n: int, sampling: SamplingSettings, limit: int) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(
@@ -156,7 +164,7 @@ class VllmEngine:
             temperature=0.0 if sampling.greedy else sampling.temperature,
             top_p=1.0 if sampling.greedy else sampling.top_p,
             top_k=0 if sampling.greedy else max(sampling.top_k, 0),
-            max_tokens=sampling.max_response_length,
+            max_tokens=limit,
             stop_token_ids=list(self._settings.eos_token_ids),
             ignore_eos=True,  # only the ids above end a response, whatever generation_config.json says
             logprobs=0,
