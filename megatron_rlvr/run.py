@@ -16,7 +16,7 @@ from megatron_rlvr.config.run_dir import RunFiles
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller import Controller
 from megatron_rlvr.controller.statistics import batch_metrics
-from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
+from megatron_rlvr.data import load_demonstrations, load_problems, load_tokenizer, tokenize_problems
 from megatron_rlvr.evaluation import HeldOutResult, evaluate_held_out
 from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.learner import Learner
@@ -26,7 +26,7 @@ from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.refresh import Refresher
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import build_engine, sampling_settings
-from megatron_rlvr.types import Group, MiniBatch, Prompt
+from megatron_rlvr.types import Group, MiniBatch, Prompt, Trajectory
 
 Decode = Callable[[list[int]], str]
 
@@ -43,7 +43,13 @@ class Run:
         self.engine = build_engine(config, self.learner.spec, self.actor.device)
         self.held_out, self.decode = data.validation, data.decode
         self.controller = Controller(
-            config, data.train, self.engine, data.decode, self.learner.batch_options(), self.reporter.timer
+            config,
+            data.train,
+            self.engine,
+            data.decode,
+            self.learner.batch_options(),
+            self.reporter.timer,
+            data.experts,
         )
         self.refresher = Refresher(self.actor, self.engine, self.learner.weight_map, config.refresh_interval)
         self._step_started = time.perf_counter()
@@ -89,7 +95,7 @@ class Run:
 
     def update(self, part: list[Group], mini_batch: MiniBatch) -> dict[str, float]:
         """One optimizer update on `mini_batch`, which holds `part`; its metrics."""
-        metrics = batch_metrics(part, self.version)
+        metrics = batch_metrics(part, self.version) | self.controller.metrics()
         if self._gaps:
             metrics |= self._gaps.pop(0)
         if self.uses_reference:
@@ -162,7 +168,9 @@ class Run:
         interval = self.config.trainer.save_interval
         if interval and self.version % interval == 0:
             with self.reporter.timer("save_checkpoint"):
-                self.learner.save(self.files.checkpoints / f"update_{self.version:06d}")
+                directory = self.files.checkpoints / f"update_{self.version:06d}"
+                self.learner.save(directory)
+                self.controller.save(directory)
 
     def finish(self) -> None:
         """Last evaluation, and the trained model as a Hugging Face directory."""
@@ -194,6 +202,7 @@ class ProblemSets:
         self.train = self._load(self._config.train)
         held_out = self._load(self._config.validation) if self._config.validation else []
         self.validation = held_out[: config.trainer.eval_problems]
+        self.experts = self._load_experts(config) if config.replay.ratio > 0 else []
 
     def _load(self, path: Path) -> list[Prompt]:
         data = self._config
@@ -204,6 +213,19 @@ class ProblemSets:
             chat_template=data.chat_template,
             suffix=data.suffix,
             max_prompt_length=data.max_prompt_length,
+        )
+
+    def _load_experts(self, config: RunConfig) -> list[Trajectory]:
+        if config.replay.experts is None:
+            return []
+        return load_demonstrations(
+            config.replay.experts,
+            self._tokenizer,
+            prompt_key=self._config.prompt_key,
+            response_key=config.replay.response_key,
+            chat_template=self._config.chat_template,
+            suffix=self._config.suffix,
+            max_prompt_length=self._config.max_prompt_length,
         )
 
     def decode(self, token_ids: list[int]) -> str:

@@ -48,6 +48,8 @@ def check_config(
         _check_sampling(config)
         _check_schedule(config)
         _check_learning(config)
+        _check_replay(config)
+        _check_allocation(config)
     if spec is not None:
         check_model(config, spec, command)
         check_known_faults(config.actor, spec, megatron_core or installed_version("megatron-core"))
@@ -70,7 +72,9 @@ def _divides(small: tuple[str, int], large: tuple[str, int]) -> None:
 def check_paths(config: RunConfig, command: Command = "train") -> None:
     """Refuse a missing or empty file that the command needs: the checkpoint's files, problems, demonstrations."""
     _check_checkpoint(config.model.path)
-    if command == "train":
+    if command == "train" and config.data.train is None:
+        raise UserError("data.train is unset, so there is nothing to train on; set data.train=PROBLEMS.jsonl")
+    if command == "train" and config.data.train is not None:
         _check_file("data.train", config.data.train)
     if command != "sft" and config.data.validation is not None:
         _check_file("data.validation", config.data.validation)
@@ -263,6 +267,46 @@ def _check_learning(config: RunConfig) -> None:
     if config.trainer.eval_interval is not None:
         _check_evaluation(config, config.trainer.eval_interval)
     _check_optimizer(config, "optimizer.lr", config.optimizer.lr)
+
+
+def _check_replay(config: RunConfig) -> None:
+    replay = config.replay
+    if replay.ratio == 0:
+        return
+    for key, path in (("replay.experts", replay.experts), ("replay.buffer", replay.buffer)):
+        if path is not None:
+            _check_file(key, path)
+    if replay.static and replay.experts is None and replay.buffer is None:
+        raise UserError(
+            "replay.static is true, but there is nothing that the buffer starts with; set "
+            "replay.experts=TRAJECTORIES.jsonl or replay.buffer, or replay.static=false"
+        )
+    if replay.experts is not None and replay.buffer is not None:
+        raise UserError("replay.experts and replay.buffer both fill the buffer at the start; leave one of them out")
+    if config.rollout.max_response_length == 1:
+        raise UserError("rollout.max_response_length is 1, so that no prefix leaves room; set it to 2 or more")
+
+
+def _check_allocation(config: RunConfig) -> None:
+    rollout = config.rollout
+    if rollout.allocation == "fixed":
+        return
+    low, high = rollout.allocation_range
+    if not low <= rollout.group_size <= high:
+        raise UserError(
+            f"rollout.group_size is {rollout.group_size}, outside rollout.allocation_range {[low, high]}, so the "
+            "budget cannot be shared out; set group_size to a value in the range"
+        )
+    if low == 1 and config.advantages.normalization == "grpo":
+        raise UserError(
+            "rollout.allocation_range starts at 1, for which advantages.normalization grpo has no deviation to divide "
+            "by; start it at 2 or more"
+        )
+    if config.replay.ratio > 0 or config.advantages.dynamic_sampling.enabled:
+        raise UserError(
+            "rollout.allocation is adaptive, which is a control without replay or dynamic sampling; set replay.ratio=0 "
+            "and advantages.dynamic_sampling.enabled=false, or rollout.allocation=fixed"
+        )
 
 
 def _check_optimizer(config: RunConfig, key: str, lr: float) -> None:

@@ -21,7 +21,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: FilePath = Field(description="JSONL with one problem a line")
+    train: FilePath | None = Field(None, description="JSONL with one problem a line; only `train` needs it")
     validation: FilePath | None = Field(None, description="JSONL of held-out problems")
     prompt_key: str = "problem"
     answer_key: str = "answer"
@@ -49,6 +49,13 @@ class RolloutConfig(Section):
     max_staleness: int | None = Field(
         None, ge=0, description="bound on learner version minus token version; default: what the schedule implies"
     )
+    allocation: Literal["fixed", "adaptive"] = Field(
+        "fixed",
+        description="adaptive: mini_batch_size * group_size responses shared out over the prompts by difficulty",
+    )
+    allocation_range: tuple[PositiveInt, PositiveInt] = Field(
+        (4, 32), description="fewest and most responses of a prompt under adaptive allocation"
+    )
     max_num_seqs: PositiveInt = Field(256, description="sequences that the engine decodes at once")
     kv_cache_gb: PositiveFloat | None = Field(
         None, description="KV cache per engine in GiB; default: memory_utilization"
@@ -71,6 +78,11 @@ class LossConfig(Section):
     old_logprobs: Literal["rollout", "recompute"] = Field(
         "rollout",
         description="behaviour log-probs: the engine's, or the learner's own at the start of each rollout batch",
+    )
+    variance_horizons: list[PositiveInt | Literal["full"]] = Field(
+        default_factory=list,
+        description="horizons H in tokens at which V(H), the spread of the KL correction among a prompt's responses, is "
+        "logged; needs a reference policy",
     )
 
 
@@ -145,6 +157,25 @@ class ActorConfig(Section):
         return self.tensor_parallel if self.expert_parallel == 1 else 1
 
 
+class ReplayConfig(Section):
+    """Starting states from a buffer of prefixes (VSR); with ratio 0 the section has no effect."""
+
+    ratio: float = Field(0.0, ge=0, le=1, description="rho: share of the batch elements that start from a prefix")
+    recency_window: PositiveInt | None = Field(
+        None, description="rollout batches after which a prefix is dropped; default: never"
+    )
+    stride: PositiveInt = Field(1, description="tokens between the stored prefixes of a response")
+    sampling: Literal["score", "uniform"] = Field(
+        "score", description="prefixes drawn in proportion to sigma-hat, or alike"
+    )
+    static: bool = Field(False, description="keep the prefixes that the buffer starts with: nothing enters or leaves")
+    experts: FilePath | None = Field(
+        None, description="JSONL of problems and right responses whose prefixes the buffer starts with"
+    )
+    response_key: str = "response"
+    buffer: FilePath | None = Field(None, description="saved buffer (replay.safetensors of a checkpoint) to start with")
+
+
 class OptimizerConfig(Section):
     lr: PositiveFloat = 1e-6
     weight_decay: float = Field(0.1, ge=0)
@@ -213,6 +244,7 @@ class RunConfig(Section):
     reference: ReferenceConfig = ReferenceConfig()
     advantages: AdvantageConfig = AdvantageConfig()
     rewards: RewardConfig = RewardConfig()
+    replay: ReplayConfig = ReplayConfig()
     actor: ActorConfig = ActorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from megatron_rlvr.advantages import RefillBudget, group_advantages
+from megatron_rlvr.advantages import RefillBudget, allocate_responses, group_advantages
 from megatron_rlvr.config.tree import RunConfig
-from megatron_rlvr.data import PromptCursor, build_mini_batch, split_mini_batches
+from megatron_rlvr.controller.states import StateSource
+from megatron_rlvr.data import build_mini_batch, split_mini_batches
 from megatron_rlvr.rewards import score_groups
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import sampling_settings
 from megatron_rlvr.rollout.generation import roll_out
-from megatron_rlvr.types import Group, MiniBatch, Prompt
+from megatron_rlvr.types import Group, MiniBatch, Prompt, Trajectory
 
 Timer = Callable[[str], AbstractContextManager]
 
@@ -33,6 +35,7 @@ class Controller:
     decode         token ids -> text, for the verifier
     batch_options  how `build_mini_batch` cuts a mini-batch for this rank
     timer          context manager that times a phase by name
+    experts        right responses whose prefixes the replay buffer starts with
     """
 
     def __init__(
@@ -43,12 +46,15 @@ class Controller:
         decode: Callable[[list[int]], str],
         batch_options: dict[str, Any],
         timer: Timer,
+        experts: Sequence[Trajectory] = (),
     ) -> None:
-        self.config, self.prompts, self.engine = config, prompts, engine
+        self.config, self.engine = config, engine
         self.decode, self.batch_options, self.timer = decode, batch_options, timer
-        self.cursor = PromptCursor(len(prompts), config.seed, config.data.shuffle)
+        self.states = StateSource(config, prompts, experts)
         self.rounds = 0  # rollout rounds so far; each draws from a sampling seed of its own
         self.generated_tokens = 0  # over all ranks and rounds, groups that were dropped included
+        self._batch_tokens = 0  # the same of the last batch
+        self._cache_usage = (0, 0)  # context tokens of the last batch that the engines' caches held, and all of them
 
     def collect(self) -> list[Group]:
         """A full rollout batch: rollout_reuse * mini_batch_size groups with rewards and advantages, on every rank.
@@ -59,34 +65,67 @@ class Controller:
         dynamic = self.config.advantages.dynamic_sampling
         groups: list[Group] = []
         budget = RefillBudget(wanted, dynamic.max_attempts)
+        sampled: list[Group] = []
+        tokens_before, usage_before = self.generated_tokens, self.engine.cache_usage()
         while len(groups) < wanted:
-            candidates = self._reward(self._roll_out(self._propose(wanted - len(groups))))
+            candidates = self._sample(self.states.propose(wanted - len(groups)))
+            sampled += candidates
             groups += self._informative(candidates, budget) if dynamic.enabled else candidates
+        self.states.learn(sampled)
+        self._batch_tokens = self.generated_tokens - tokens_before
+        self._cache_usage = total_usage(usage_before, self.engine.cache_usage())
         self._assign_advantages(groups)
         return groups
+
+    def metrics(self) -> dict[str, float]:
+        """What the last rollout batch cost and where it started from; the same for each of its updates."""
+        hits, asked = self._cache_usage
+        return self.states.metrics() | {
+            "rollout/generated_tokens": self._batch_tokens / self.config.trainer.rollout_reuse,
+            **({"rollout/prefix_cache_hits": hits / asked} if asked else {}),
+        }
+
+    def save(self, directory: Path) -> None:
+        """Write the replay buffer to directory/replay.safetensors, from the first rank; nothing without replay."""
+        if self.states.buffer is not None and dist.get_rank() == 0:
+            self.states.buffer.save(directory / "replay.safetensors")
 
     def mini_batches(self, groups: list[Group]) -> Iterator[tuple[list[Group], MiniBatch]]:
         """The batch as rollout_reuse consecutive mini-batches: their groups, and this rank's packed share of each."""
         for part in split_mini_batches(groups, self.config.trainer.mini_batch_size):
             trajectories = [trajectory for group in part for trajectory in group.trajectories]
-            yield part, build_mini_batch(trajectories, **self.batch_options)
+            owners = [index for index, group in enumerate(part) for _ in group.trajectories]
+            yield part, build_mini_batch(trajectories, group_index=owners, **self.batch_options)
 
-    def _propose(self, count: int) -> list[Prompt]:
-        return [self.prompts[index] for index in self.cursor.take(count)]
+    def _sample(self, prompts: list[Prompt]) -> list[Group]:
+        """A scored group for each prompt, all of group_size or of sizes that share the same budget out."""
+        rollout = self.config.rollout
+        if rollout.allocation == "fixed":
+            return self._reward(self._roll_out(prompts, rollout.group_size))
+        low, high = rollout.allocation_range
+        groups = self._reward(self._roll_out(prompts, low))
+        right = [sum(t.score > 0 for t in group.trajectories) for group in groups]
+        sizes = allocate_responses(right, low, len(prompts) * rollout.group_size, low=low, high=high)
+        owners = [group for group, size in zip(groups, sizes, strict=True) for _ in range(size - low)]
+        more = self._reward(self._roll_out([group.prompt for group in owners], 1))
+        for group, single in zip(owners, more, strict=True):
+            group.trajectories += single.trajectories
+        return groups
 
-    def _roll_out(self, prompts: list[Prompt]) -> list[Group]:
-        """Groups of this round in the order of the prompts; each rank samples every world-size-th prompt."""
+    def _roll_out(self, prompts: list[Prompt], group_size: int) -> list[Group]:
+        """Groups of this round in the order of the prompts; fresh and replayed ones are dealt out to ranks evenly."""
         rank, world = dist.get_rank(), dist.get_world_size()
+        order = sorted(range(len(prompts)), key=lambda index: prompts[index].replayed)
         with self.timer("gen"):
             mine = roll_out(
                 self.engine,
-                prompts[rank::world],
-                self.config.rollout.group_size,
+                [prompts[index] for index in order[rank::world]],
+                group_size,
                 sampling_settings(self.config, mix_seed(self.config.seed, self.rounds * world + rank)),
                 self.decode,
             )
             self.rounds += 1
-            groups = exchange(mine, len(prompts))
+            groups = exchange(mine, order)
         self.generated_tokens += sum(t.response_length for group in groups for t in group.trajectories)
         return groups
 
@@ -111,7 +150,7 @@ class Controller:
             trajectories = [t for group in groups for t in group.trajectories]
             advantages = group_advantages(
                 torch.tensor([t.reward for t in trajectories], dtype=torch.float64),
-                self.config.rollout.group_size,
+                [len(group.trajectories) for group in groups],
                 normalization=config.normalization,
                 eps=config.eps,
                 perturb_baseline=config.perturb_baseline,
@@ -120,14 +159,24 @@ class Controller:
                 trajectory.advantage = advantage
 
 
-def exchange(mine: list[Group], total: int) -> list[Group]:
-    """All ranks' groups in the order of the prompts, given that rank r holds prompts r, r + world, ..."""
+def exchange(mine: list[Group], order: list[int]) -> list[Group]:
+    """All ranks' groups in the order of the prompts, given that rank r holds prompts order[r], order[r + world], ..."""
     world = dist.get_world_size()
-    if world == 1:
-        return mine
-    everyone: list[list[Group]] = [[] for _ in range(world)]
-    dist.all_gather_object(everyone, mine)
-    return [everyone[index % world][index // world] for index in range(total)]
+    everyone: list[list[Group]] = [mine] * world
+    if world > 1:
+        dist.all_gather_object(everyone, mine)
+    dealt = {index: everyone[turn % world][turn // world] for turn, index in enumerate(order)}
+    return [dealt[index] for index in range(len(order))]
+
+
+def total_usage(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+    """What all ranks' engines found in their caches, and asked of them, between two readings on each rank."""
+    usage = torch.tensor(after) - torch.tensor(before)
+    if dist.get_world_size() > 1:
+        everyone: list[torch.Tensor] = [usage] * dist.get_world_size()
+        dist.all_gather_object(everyone, usage)
+        usage = torch.stack(everyone).sum(0)
+    return int(usage[0]), int(usage[1])
 
 
 def mix_seed(seed: int, stream: int) -> int:

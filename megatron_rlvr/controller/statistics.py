@@ -37,7 +37,21 @@ def batch_metrics(groups: Sequence[Group], learner_version: int) -> dict[str, fl
     metrics |= _spread("critic/advantages", np.array([t.advantage for t in trajectories]))
     metrics |= _spread("response_length", lengths)
     metrics |= _spread("prompt_length", prompts)
+    if any(group.prompt.replayed for group in groups):
+        metrics |= _by_origin(groups)
     return metrics | _reward_parts(groups)
+
+
+def _by_origin(groups: Sequence[Group]) -> dict[str, float]:
+    """Success and mixed-group share of fresh and of replayed groups apart, and how long the replayed prefixes are."""
+    metrics = {"replay/prefix_length": float(np.mean([len(g.prompt.prefix) for g in groups if g.prompt.replayed]))}
+    for origin, replayed in (("fresh", False), ("replayed", True)):
+        chosen = [[t.score > 0 for t in g.trajectories] for g in groups if g.prompt.replayed is replayed]
+        if chosen:
+            metrics[f"replay/groups/{origin}"] = float(len(chosen))
+            metrics[f"replay/accuracy/{origin}"] = float(np.mean([np.mean(verdicts) for verdicts in chosen]))
+            metrics[f"replay/mixed_groups/{origin}"] = float(np.mean([len(set(verdicts)) > 1 for verdicts in chosen]))
+    return metrics
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:

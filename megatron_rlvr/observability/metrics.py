@@ -96,6 +96,27 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("rollout/entropy", "nats", "mean of minus the behaviour log-prob over sampled tokens"),
     Metric("rollout/logprob_gap", "nats", "mean |engine - learner log-prob| when old log-probs are recomputed"),
     Metric("rollout/logprob_gap", "nats", "its largest", ("max",)),
+    Metric(
+        "rollout/generated_tokens", "tokens", "sampled tokens per update: those of the rollout batch over its updates"
+    ),
+    Metric(
+        "rollout/prefix_cache_hits", "share", "context tokens that the engine had in its prefix cache (with replay)"
+    ),
+    # starting states (VSR), with replay.ratio above 0
+    Metric("replay/drawn", "count", "prefixes in the rollout batch"),
+    Metric("replay/shortfall", "count", "fresh prompts in the place of prefixes that the buffer could not give"),
+    Metric("replay/size", "count", "prefixes in the buffer"),
+    Metric("replay/trajectories", "count", "trajectories in the buffer"),
+    Metric("replay/expert_share", "share", "trajectories in the buffer that are an expert's"),
+    Metric("replay/age", "batches", "rollout batches since a trajectory was inserted", ("mean", "max")),
+    Metric("replay/position", "tokens", "response tokens of a prefix in the buffer", ("mean",)),
+    Metric("replay/position_fraction", "share", "the same as a share of its response", ("mean",)),
+    Metric("replay/score", "1", "sigma-hat over the prefixes in the buffer", ("mean", "p10", "p50", "p90")),
+    Metric("replay/score", "share", "prefixes of score 0, which are not drawn", ("zero",)),
+    Metric("replay/prefix_length", "tokens", "mean response tokens of the replayed prefixes in the update"),
+    Metric("replay/groups", "count", "groups in the update by origin", ("fresh", "replayed")),
+    Metric("replay/accuracy", "share", "responses that the verifier accepts, by origin", ("fresh", "replayed")),
+    Metric("replay/mixed_groups", "share", "groups whose verdicts differ, by origin", ("fresh", "replayed")),
     Metric("reference/version", "version", "weight version of the reference policy"),
     Metric("reference/age", "updates", "optimizer updates since the reference was copied from the learner"),
     Metric("refresh/tensors", "count", "tensors of the last weight push"),

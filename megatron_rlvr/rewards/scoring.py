@@ -29,7 +29,8 @@ def score_groups(
     max_response_length  cap on a response in tokens, where the penalty reaches -1
 
     `score` is the verifier's verdict alone (dynamic sampling decides by it); `reward` adds the penalty. The parts are
-    `correctness` and, where it is on, `overlong`; they sum to the reward. A length is what the policy sampled.
+    `correctness` and, where it is on, `overlong`; they sum to the reward. A length counts a replayed prefix, as the
+    cap does.
     Raises UserError for an unknown name or a penalty that starts at or past the cap.
     """
     verify = get_verifier(name)
@@ -39,7 +40,8 @@ def score_groups(
             trajectory.score = verify(trajectory.text, group.prompt.answer)
             trajectory.reward_parts = {"correctness": trajectory.score}
             if overlong_start is not None and max_response_length is not None:
-                penalty = overlong_penalty(trajectory.response_length, overlong_start, max_response_length)
+                length = len(group.prompt.prefix) + trajectory.response_length
+                penalty = overlong_penalty(length, overlong_start, max_response_length)
                 trajectory.reward_parts["overlong"] = penalty
             trajectory.reward = sum(trajectory.reward_parts.values())
 

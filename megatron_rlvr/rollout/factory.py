@@ -44,6 +44,7 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
             memory_utilization=rollout.memory_utilization,
             enforce_eager=rollout.enforce_eager,
             seed=config.seed,
+            count_cache_hits=config.replay.ratio > 0,
             logprob_temperature=config.loss.logprob_temperature or 1.0,
         ),
         device,

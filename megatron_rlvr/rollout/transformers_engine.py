@@ -105,6 +105,10 @@ class TransformersEngine:
             scores += [row[row.shape[0] - len(seq) + 1 :] for row, seq in zip(picked, batch, strict=True)]
         return scores
 
+    def cache_usage(self) -> tuple[int, int]:
+        """See Engine.cache_usage: there is no cache."""
+        return 0, 0
+
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> RefreshReport:
         """See Engine.update_weights."""
         with torch.no_grad():

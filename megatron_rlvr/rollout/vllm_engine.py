@@ -47,6 +47,7 @@ class VllmSettings:
     memory_utilization  share of the accelerator's memory, weights included; unused on a CPU
     enforce_eager       no CUDA graphs; always on where there is no CUDA
     logprob_temperature  temperature of the log-probs that generate returns; other than 1 it must be the sampling's own
+    count_cache_hits    count what `cache_usage` tells
     keep_prefix_cache   reuse cached contexts across generate calls; the same seed then gives the same tokens only up to
                         rounding and chunking
     """
@@ -60,6 +61,7 @@ class VllmSettings:
     enforce_eager: bool = False
     keep_prefix_cache: bool = False
     logprob_temperature: float = 1.0
+    count_cache_hits: bool = False
     seed: int = 0
     staging_bytes: int = STAGING_BYTES
 
@@ -144,6 +146,13 @@ class VllmEngine:
             outputs = iter(self._run([ids[:-1] for ids in longer], params))
         return [_scores(next(outputs)) if len(ids) > 1 else np.zeros(0, np.float32) for ids in sequences]
 
+    def cache_usage(self) -> tuple[int, int]:
+        """See Engine.cache_usage; unknown without VllmSettings.count_cache_hits."""
+        if not self._settings.count_cache_hits:
+            return 0, 0
+        counters = {metric.name: int(metric.value) for metric in self._llm.get_metrics() if hasattr(metric, "value")}
+        return counters["vllm:prefix_cache_hits"], counters["vllm:prefix_cache_queries"]
+
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> RefreshReport:
         """See Engine.update_weights."""
         with torch.no_grad():
@@ -216,6 +225,7 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings, dev
             generation_config="vllm",
             use_tqdm_on_load=False,
             seed=settings.seed,
+            disable_log_stats=not settings.count_cache_hits,
             logprobs_mode="raw_logprobs" if settings.logprob_temperature == 1.0 else "processed_logprobs",
             **(_cpu_options(config, settings) if on_cpu else _cuda_options(settings, device)),
         )
