@@ -148,6 +148,8 @@ class PackedBatch:
     versions          [A] int64     weight version that sampled each action token
     advantages        [S] float32   one per response
     reference_logprobs [A] float32  nats, or None
+    sequence_index    [S] int64     place of each response among those of the whole mini-batch, -1 for a dummy; or None
+    num_tokens        tokens that the model is fed here, padding left out
     """
 
     token_ids: torch.Tensor
@@ -161,6 +163,8 @@ class PackedBatch:
     versions: torch.Tensor
     advantages: torch.Tensor
     reference_logprobs: torch.Tensor | None = None
+    sequence_index: torch.Tensor | None = None
+    num_tokens: int = 0
 
     @property
     def num_sequences(self) -> int:
@@ -183,8 +187,11 @@ class MiniBatch:
     micro_batches      this rank's micro-batches; every rank of the run has the same count (pipeline schedules need it)
     num_action_tokens  action tokens of the whole mini-batch over all ranks: the one denominator of `token-mean`
     num_sequences      responses of the whole mini-batch over all ranks: the denominator of `seq-mean-*`
+    group_index        [num_sequences] int64 which group each response belongs to, from 0, in the order that the
+                       micro-batches' `sequence_index` counts; None where responses form no groups
     """
 
     micro_batches: list[PackedBatch]
     num_action_tokens: int
     num_sequences: int
+    group_index: torch.Tensor | None = None

@@ -13,10 +13,10 @@ from megatron.core import parallel_state
 from megatron_rlvr.actor import parallel, platform
 from megatron_rlvr.actor.aux_loss import scale_aux_loss
 from megatron_rlvr.actor.head import LogprobHead
-from megatron_rlvr.actor.metrics import reduce_metrics
+from megatron_rlvr.actor.metrics import padding_share, reduce_metrics
 from megatron_rlvr.actor.model import DTYPES, build_chunks
 from megatron_rlvr.actor.naming import named_parameters
-from megatron_rlvr.actor.objective import objective
+from megatron_rlvr.actor.objective import objective, settle
 from megatron_rlvr.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
 from megatron_rlvr.actor.reference import ReferencePolicy
 from megatron_rlvr.actor.schedule import Schedule
@@ -85,7 +85,8 @@ class Actor:
 
         A non-finite gradient norm leaves the weights untouched and is reported as `actor/skipped_updates` 1.
         """
-        return self.accumulate(mini_batch, loss) | self.step()
+        metrics = self.accumulate(mini_batch, loss) | self.step()
+        return metrics | {"actor/padding": padding_share(mini_batch)}
 
     def refresh_reference(self) -> None:
         """Freeze the present weights as the reference policy."""
@@ -136,7 +137,7 @@ class Actor:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         scale_aux_loss(self.megatron_config, self.config.moe_aux_loss_coeff, mini_batch)
-        return reduce_metrics(self.schedule.train(mini_batch, objective(loss, mini_batch)))
+        return reduce_metrics(self.schedule.train(mini_batch, objective(loss, mini_batch)), settle(mini_batch))
 
     def step(self) -> dict[str, float]:
         """Clip, gate on finiteness, step the optimizer, publish the next version of the weights."""

@@ -8,6 +8,7 @@ several spans of them. Trajectories without an action token teach nothing: they 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ def build_mini_batch(
     sequence_multiple: int = 1,
     micro_batch_multiple: int = 1,
     pad_token_id: int = 0,
+    group_index: Sequence[int] | None = None,
 ) -> MiniBatch:
     """This rank's share of a mini-batch; all ranks call it with the same trajectories and get disjoint shares.
 
@@ -36,6 +38,7 @@ def build_mini_batch(
     sequence_multiple     every packed sequence is padded to a multiple of it (context parallelism splits each); it
                           divides pad_to_multiple
     micro_batch_multiple  the number of micro-batches is a multiple of it (interleaved pipelines need their size)
+    group_index           the group of each trajectory, from 0, where they form groups
 
     The counts in the result are over all ranks. A rank with too few sequences gets dummy micro-batches: one sequence of
     padding with no action token and advantage 0. How sequences are shared out: `plan_micro_batches`.
@@ -46,7 +49,8 @@ def build_mini_batch(
         raise ValueError(f"data_parallel_rank={data_parallel_rank} is not in [0, {data_parallel_size})")
     for index, trajectory in enumerate(trajectories):
         _check(trajectory, index)
-    trained = [trajectory for trajectory in trajectories if trajectory.action_mask.any()]
+    kept = [index for index, trajectory in enumerate(trajectories) if trajectory.action_mask.any()]
+    trained = [trajectories[index] for index in kept]
     if not trained:
         raise ValueError(f"none of the {len(trajectories)} trajectories of this mini-batch has an action token")
     if pad_to_multiple % sequence_multiple:
@@ -59,12 +63,20 @@ def build_mini_batch(
         pad_to_multiple=pad_to_multiple,
         micro_batch_multiple=micro_batch_multiple,
     )
-    parts = [[trained[i] for i in indices] for indices in plan[data_parallel_rank]]
-    if layout == "packed":
-        micro_batches = [build_packed(part, pad_to_multiple, pad_token_id, sequence_multiple) for part in parts]
-    else:
-        micro_batches = [build_padded(part, pad_to_multiple, pad_token_id) for part in parts]
-    return MiniBatch(micro_batches, sum(trajectory.response_length for trajectory in trained), len(trained))
+    micro_batches = []
+    for indices in plan[data_parallel_rank]:
+        part = [trained[i] for i in indices]
+        if layout == "packed":
+            micro_batch = build_packed(part, pad_to_multiple, pad_token_id, sequence_multiple)
+        else:
+            micro_batch = build_padded(part, pad_to_multiple, pad_token_id)
+        micro_batches.append(replace(micro_batch, sequence_index=torch.tensor(indices or [-1])))
+    return MiniBatch(
+        micro_batches,
+        num_action_tokens=sum(trajectory.response_length for trajectory in trained),
+        num_sequences=len(trained),
+        group_index=None if group_index is None else torch.tensor([group_index[index] for index in kept]),
+    )
 
 
 def build_packed(
@@ -157,6 +169,7 @@ def _build(
         behavior_logprobs=of_actions("behavior_logprobs", np.float32),
         versions=of_actions("versions", np.int64),
         advantages=torch.tensor([t.advantage for t in trajectories] or [0.0], dtype=torch.float32),
+        num_tokens=sum(lengths),
     )
 
 

@@ -12,7 +12,7 @@ from megatron_rlvr.losses.metrics import (
 )
 from megatron_rlvr.losses.policy import PolicyWeights, policy_loss, policy_weights, token_coefficients
 from megatron_rlvr.losses.registry import available_losses, check_hyperparameters, find_loss, hyperparameters_for
-from megatron_rlvr.losses.variance import correction_variance
+from megatron_rlvr.losses.variance import correction_variance, first_corrections, group_variances
 
 __all__ = [
     "AGGREGATIONS",
@@ -26,7 +26,9 @@ __all__ = [
     "correction_variance",
     "finalize_metrics",
     "find_loss",
+    "first_corrections",
     "flatten_metrics",
+    "group_variances",
     "hyperparameters_for",
     "merge_metrics",
     "policy_loss",

@@ -13,7 +13,11 @@ class LossError(UserError, ValueError):
 
 
 class NonFiniteLogprobError(UserError, FloatingPointError):
-    """NaN (or +inf) among the inputs; the message names the sequence; the update stops."""
+    """NaN (or +inf) among the inputs; the message names the sequence, `sequence` holds it; the update stops."""
+
+    def __init__(self, message: str, sequence: int) -> None:
+        super().__init__(message)
+        self.sequence = sequence
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> LossError:

@@ -92,7 +92,8 @@ def _refuse(name: str, values: Tensor, cu_seqlens: Tensor, bad: Tensor) -> None:
     place = "" if name == "advantages" else f" at its token {offset} (packed position {where})"
     raise NonFiniteLogprobError(
         f"{name} of sequence {sequence} is {float(values[where])}{place}: the update is stopped; look for non-finite "
-        "weights or inputs in the pass that produced it."
+        "weights or inputs in the pass that produced it.",
+        sequence,
     )
 
 
