@@ -51,7 +51,7 @@ def test_mypy_finds_nothing() -> None:
     "modules",
     [
         "types config.load config.checks config.run_dir",
-        "losses advantages rewards data",
+        "losses advantages rewards replay data",
         "observability.reporter observability.report",
         "cli doctor hf.spec",
     ],
