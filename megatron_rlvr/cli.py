@@ -86,10 +86,22 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     if command == "train":
         for warning in check_hyperparameters(config.loss.name, config.loss.hyperparameters):
             print(f"warning: {warning}", file=sys.stderr)
+        _check_reference(config)
     check_run_dir(config, overwrite)
     if command == "sft":
         check_sft_output(config, overwrite)
     _check_devices(config.actor.world_size)
+
+
+def _check_reference(config: RunConfig) -> None:
+    from megatron_rlvr.losses import uses_reference
+
+    horizons = config.loss.variance_horizons
+    if not uses_reference(config.loss.name, config.reference.enabled) and horizons:
+        raise UserError(
+            f"loss.variance_horizons is {horizons}, but loss.name {config.loss.name} runs without a reference policy; set "
+            "reference.enabled=true or leave loss.variance_horizons out"
+        )
 
 
 def _check_devices(world_size: int) -> None:

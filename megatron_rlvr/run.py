@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -20,9 +21,10 @@ from megatron_rlvr.data import load_demonstrations, load_problems, load_tokenize
 from megatron_rlvr.evaluation import HeldOutResult, evaluate_held_out
 from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.learner import Learner
-from megatron_rlvr.losses import alarms, find_loss, step_zero_alarms
+from megatron_rlvr.losses import alarms, step_zero_alarms, uses_reference
 from megatron_rlvr.observability.metrics import validation_key
 from megatron_rlvr.observability.reporter import Reporter
+from megatron_rlvr.observability.resources import memory_metrics
 from megatron_rlvr.refresh import Refresher
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import build_engine, sampling_settings
@@ -36,27 +38,29 @@ class Run:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.files = config, RunFiles(config.run_dir)
-        data = ProblemSets(config)  # before anything heavy: a bad line must not cost a start-up
+        data = ProblemSets(config)
+        # before anything heavy: a bad line must not cost a start-up
+        prompts, experts, self.held_out = data.train, data.experts, data.validation
         self.learner = Learner(config, updates=config.trainer.updates)
         self.actor = self.learner.actor
         self.reporter = Reporter(config.run_dir, config, dist.get_rank() == 0)
         self.engine = build_engine(config, self.learner.spec, self.actor.device)
-        self.held_out, self.decode = data.validation, data.decode
+        self.decode = data.decode
         self.controller = Controller(
             config,
-            data.train,
+            prompts,
             self.engine,
             data.decode,
             self.learner.batch_options(),
             self.reporter.timer,
-            data.experts,
+            experts,
         )
         self.refresher = Refresher(self.actor, self.engine, self.learner.weight_map, config.refresh_interval)
         self._step_started = time.perf_counter()
+        self._sampled_before = 0  # tokens that the engines had sampled when the last update was reported
         self._alarmed: set[str] = set()
         self._gaps: list[dict[str, float]] = []  # of the mini-batches that are still to come
-        needed = find_loss(config.loss.name).reference == "required"
-        self.uses_reference = needed if config.reference.enabled is None else config.reference.enabled
+        self.uses_reference = uses_reference(config.loss.name, config.reference.enabled)
         self._evaluated: tuple[int, HeldOutResult] | None = None
 
     @property
@@ -107,6 +111,7 @@ class Run:
             "actor/action_tokens": mini_batch.num_action_tokens,
         }
         if metrics["staleness/max"] == 0:
+            metrics |= _refresh_gap(metrics)
             self._check_step_zero(metrics)
         return metrics
 
@@ -118,21 +123,28 @@ class Run:
             raise RuntimeError(" ".join(broken))
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Log one update with its phases and throughput, and say once what the alarms say."""
-        now = time.perf_counter()
-        step = now - self._step_started
-        self._step_started = now
-        self.reporter.log(
-            self.version,
-            metrics
-            | {
-                "training/global_step": self.version,
-                "timing_s/step": step,
-                "perf/throughput": metrics["perf/total_num_tokens"] / step,
-                "rollout/total_tokens": self.controller.generated_tokens,
-            },
-        )
+        """Log one update with its phases, speed and memory, and say once what the alarms say."""
+        progress = {
+            "training/global_step": self.version,
+            "rollout/total_tokens": self.controller.generated_tokens,
+        }
+        self.reporter.log(self.version, metrics | progress | self._speed(metrics) | memory_metrics())
         self._alarm(metrics)
+
+    def _speed(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Wall time since the last report, and tokens per second of the phases; generation only where there was one."""
+        now = time.perf_counter()
+        step, self._step_started = now - self._step_started, now
+        sampled = self.controller.generated_tokens - self._sampled_before
+        self._sampled_before = self.controller.generated_tokens
+        generation, update = self.reporter.timer.seconds("gen"), self.reporter.timer.seconds("update_actor")
+        return {
+            "timing_s/step": step,
+            "perf/time_per_step": step,
+            "perf/throughput": metrics["perf/total_num_tokens"] / step,
+            "perf/update_throughput": metrics["actor/action_tokens"] / update,
+            **({"rollout/throughput": sampled / generation} if generation > 0 else {}),
+        }
 
     def _alarm(self, metrics: dict[str, float]) -> None:
         for sentence in alarms(metrics):
@@ -192,19 +204,32 @@ class Run:
 
 
 class ProblemSets:
-    """Training and held-out prompts and the tokenizer's way back to text.
+    """Training and held-out prompts, each read when asked for, and the tokenizer's way back to text.
 
-    Raises UserError for a faulty line or a prompt that is too long, before any process group exists.
+    Reading raises UserError for a faulty line or a prompt that is too long.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self._config, self._tokenizer = config.data, load_tokenizer(config.model.path)
-        self.train = self._load(self._config.train)
-        held_out = self._load(self._config.validation) if self._config.validation else []
-        self.validation = held_out[: config.trainer.eval_problems]
-        self.experts = self._load_experts(config) if config.replay.ratio > 0 else []
+        self._run, self._config, self._tokenizer = config, config.data, load_tokenizer(config.model.path)
 
-    def _load(self, path: Path) -> list[Prompt]:
+    @cached_property
+    def train(self) -> list[Prompt]:
+        """What a run trains on; the config checks have seen to it that `train` names a file."""
+        return self._load(self._config.train)
+
+    @cached_property
+    def validation(self) -> list[Prompt]:
+        """The first `trainer.eval_problems` held-out problems; none where no file is named."""
+        return self._load(self._config.validation)[: self._run.trainer.eval_problems]
+
+    @cached_property
+    def experts(self) -> list[Trajectory]:
+        """Right responses that a replay buffer starts with."""
+        return self._load_experts(self._run) if self._run.replay.ratio > 0 else []
+
+    def _load(self, path: Path | None) -> list[Prompt]:
+        if path is None:
+            return []
         data = self._config
         problems = load_problems(path, data.prompt_key, data.answer_key)
         return tokenize_problems(
@@ -242,16 +267,27 @@ def evaluate(config: RunConfig, engine: Engine, held_out: list[Prompt], decode: 
 def evaluate_checkpoint(config: RunConfig) -> None:
     """Held-out accuracy of `model.path`: logged as step 0 of its own run directory and printed."""
     data = ProblemSets(config)
+    held_out = data.validation
     parallel.join()
     engine = build_engine(config, read_model_spec(config.model.path), platform.device())
     with Reporter(config.run_dir, config, dist.get_rank() == 0, updates=1) as reporter:
         with reporter.timer("testing"):
-            result = evaluate(config, engine, data.validation, data.decode)
+            result = evaluate(config, engine, held_out, data.decode)
         reporter.log(0, held_out_metrics(config, result))
     if dist.get_rank() == 0:
         print(result)
     engine.close()
     parallel.shutdown()
+
+
+def _refresh_gap(metrics: dict[str, float]) -> dict[str, float]:
+    """How far trainer and engine are apart right after a refresh: measured when the trainer rescored the tokens, else
+    what the update found, whose behaviour log-probs are the engine's."""
+    if "rollout/logprob_gap" in metrics:
+        mean, largest = metrics["rollout/logprob_gap"], metrics["rollout/logprob_gap/max"]
+    else:
+        mean, largest = metrics.get("actor/log_ratio_abs/mean", 0.0), metrics.get("actor/log_ratio_abs/max", 0.0)
+    return {"refresh/logprob_gap/mean": mean, "refresh/logprob_gap/max": largest}
 
 
 def held_out_metrics(config: RunConfig, result: HeldOutResult) -> dict[str, float]:

@@ -54,6 +54,7 @@ class Controller:
         self.rounds = 0  # rollout rounds so far; each draws from a sampling seed of its own
         self.generated_tokens = 0  # over all ranks and rounds, groups that were dropped included
         self._batch_tokens = 0  # the same of the last batch
+        self._attempts, self._dropped = 0, 0  # rounds that filled the last batch, groups that it left out
         self._cache_usage = (0, 0)  # context tokens of the last batch that the engines' caches held, and all of them
 
     def collect(self) -> list[Group]:
@@ -67,10 +68,13 @@ class Controller:
         budget = RefillBudget(wanted, dynamic.max_attempts)
         sampled: list[Group] = []
         tokens_before, usage_before = self.generated_tokens, self.engine.cache_usage()
+        self._attempts = 0
         while len(groups) < wanted:
+            self._attempts += 1
             candidates = self._sample(self.states.propose(wanted - len(groups)))
             sampled += candidates
             groups += self._informative(candidates, budget) if dynamic.enabled else candidates
+        self._dropped = len(sampled) - len(groups)
         self.states.learn(sampled)
         self._batch_tokens = self.generated_tokens - tokens_before
         self._cache_usage = total_usage(usage_before, self.engine.cache_usage())
@@ -81,6 +85,9 @@ class Controller:
         """What the last rollout batch cost and where it started from; the same for each of its updates."""
         hits, asked = self._cache_usage
         return self.states.metrics() | {
+            "training/epoch": float(self.states.cursor.epoch),
+            "rollout/attempts": float(self._attempts),
+            "rollout/dropped_groups": float(self._dropped),
             "rollout/generated_tokens": self._batch_tokens / self.config.trainer.rollout_reuse,
             **({"rollout/prefix_cache_hits": hits / asked} if asked else {}),
         }

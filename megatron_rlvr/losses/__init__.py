@@ -11,7 +11,13 @@ from megatron_rlvr.losses.metrics import (
     unflatten_metrics,
 )
 from megatron_rlvr.losses.policy import PolicyWeights, policy_loss, policy_weights, token_coefficients
-from megatron_rlvr.losses.registry import available_losses, check_hyperparameters, find_loss, hyperparameters_for
+from megatron_rlvr.losses.registry import (
+    available_losses,
+    check_hyperparameters,
+    find_loss,
+    hyperparameters_for,
+    uses_reference,
+)
 from megatron_rlvr.losses.variance import correction_variance, first_corrections, group_variances
 
 __all__ = [
@@ -38,4 +44,5 @@ __all__ = [
     "step_zero_alarms",
     "token_coefficients",
     "unflatten_metrics",
+    "uses_reference",
 ]

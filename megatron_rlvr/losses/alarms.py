@@ -8,11 +8,12 @@ SMALL_ESS_SHARE = 0.1
 SMALL_KERNEL_WEIGHT = 0.1
 CLIPPED_SHARE = 0.95
 SHARE_OF_TIES = 0.01
+LARGE_REFRESH_GAP = 0.1  # nats per token; bf16 makes 0.004, FP8 weights 0.03
 
 
 def alarms(metrics: Mapping[str, float]) -> list[str]:
     """Sentences for one optimizer update, most of them empty days: an empty list is the normal answer."""
-    checks = (_effective_size, _starved_branch, _clamped, _toothless_credit, _impossible_tokens)
+    checks = (_effective_size, _starved_branch, _clamped, _toothless_credit, _impossible_tokens, _refresh_gap)
     return [sentence for check in checks for sentence in check(metrics)]
 
 
@@ -24,7 +25,7 @@ def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str
     of up to SHARE_OF_TIES is let pass.
     """
     found = []
-    gap = metrics.get("actor/log_ratio_abs/mean", 0.0)
+    gap = metrics.get("refresh/logprob_gap/mean", metrics.get("actor/log_ratio_abs/mean", 0.0))
     if gap > tolerance:
         found.append(
             f"Right after a refresh the trainer and the sampler differ by {gap:.3g} nats per token (tolerance "
@@ -87,4 +88,14 @@ def _impossible_tokens(metrics: Mapping[str, float]) -> list[str]:
     return [
         f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and are left "
         "out: both must score tokens under the distribution that drew them."
+    ]
+
+
+def _refresh_gap(metrics: Mapping[str, float]) -> list[str]:
+    gap = metrics.get("refresh/logprob_gap/mean", 0.0)
+    if gap <= LARGE_REFRESH_GAP:
+        return []
+    return [
+        f"Right after a refresh the trainer and the sampler differ by {gap:.3g} nats per token, more than "
+        "rounding makes in any precision: they do not run the same weights or do not score the same distribution."
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_rlvr.losses import cispo, grpo, gspo, pg, proximal_kl, respo, sft, vespo
 from megatron_rlvr.losses.core import PolicyLoss
-from megatron_rlvr.losses.errors import unknown_name
+from megatron_rlvr.losses.errors import LossError, unknown_name
 from megatron_rlvr.losses.hyperparameters import Hyperparameters, build
 
 _MODULES = (respo, vespo, grpo, gspo, cispo, pg, proximal_kl, sft)
@@ -35,3 +35,14 @@ def hyperparameters_for(name: str) -> type[Hyperparameters]:
 def check_hyperparameters(name: str, values: Mapping[str, Any]) -> list[str]:
     """Refuse bad names and values; return warnings about allowed values that break a condition of the paper."""
     return build(name, hyperparameters_for(name), values).warnings()
+
+
+def uses_reference(name: str, enabled: bool | None) -> bool:
+    """Whether a run with this loss keeps a reference policy; `enabled` None: where the loss needs one.
+
+    Raises LossError for a loss that needs one when it is switched off.
+    """
+    loss = find_loss(name)
+    if enabled is False and loss.reference == "required":
+        raise LossError(f"reference.enabled is false, but loss {name!r} needs a reference policy: leave it out.")
+    return loss.reference == "required" if enabled is None else enabled

@@ -108,9 +108,7 @@ def _sample_variances(values: Tensor, group_index: Tensor) -> Tensor:
     return squares[counts > 1] / (counts[counts > 1] - 1)
 
 
-def first_token_correction(
-    log_ratio: Tensor, cu_seqlens: Tensor, horizon: Horizon, cost_clip: float | None
-) -> Tensor:
+def first_token_correction(log_ratio: Tensor, cu_seqlens: Tensor, horizon: Horizon, cost_clip: float | None) -> Tensor:
     """[S] float64: C_1 / beta, the clipped costs of the first min(H, T) tokens of each response."""
     segments = Segments(cu_seqlens, len(log_ratio))
     bound = IMPOSSIBLE_LOG_RATIO if cost_clip is None else cost_clip

@@ -37,7 +37,7 @@ _MOMENTS = ("mean", "std", "max", "min")
 SCHEMA: tuple[Metric, ...] = (
     Metric("training/global_step", "updates", "optimizer updates done"),
     Metric("training/accuracy", "share", "responses that the verifier accepts: (score + 1) / 2"),
-    Metric("training/epoch", "epochs", "passes over the training problems"),
+    Metric("training/epoch", "epochs", "whole passes over the training problems that have been sampled"),
     # the update
     Metric("actor/pg_loss", "nats", "policy loss of the update: sum over action tokens by the global denominator"),
     Metric("actor/loss", "nats", "mean negative log-likelihood per response token (sft)"),
@@ -55,7 +55,7 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("actor/advantage_abs", "1", "mean |advantage| per response"),
     Metric("actor/micro_batches", "count", "micro-batches of the update on one data-parallel rank"),
     Metric("actor/action_tokens", "tokens", "action tokens of the update over all ranks: the denominator"),
-    Metric("actor/padding", "share", "columns of the micro-batches that hold no token"),
+    Metric("actor/padding", "share", "positions of the micro-batches, over all ranks, that hold no token"),
     # importance weights and tails
     Metric("kl/behavior", "nats", "estimates of KL(behaviour, learner) per token", ("k1", "k3")),
     Metric("kl/reference", "nats", "estimates of KL(learner, reference) per token", ("k1", "k3")),
@@ -73,6 +73,7 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("proximal_kl/credit_abs", "1", "largest |KL credit|", ("max",)),
     Metric("proximal_kl/credit_bound", "1", "mean over responses of beta * eps_F * min(H, T)"),
     Metric("proximal_kl/saturated", "share", "tokens whose KL cost is clipped"),
+    Metric("proximal_kl/variance/", "1", "V(H) under H=<horizon>: variance of C_1 within a group, mean over groups"),
     # rewards and lengths
     Metric("critic/score", "1", "verifier's score per response, before shaping", _MEAN_MAX_MIN),
     Metric("critic/rewards", "1", "reward per response: score plus shaping", _MEAN_MAX_MIN),
@@ -82,7 +83,6 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("response_length/clip_ratio", "share", "responses cut at the cap"),
     Metric("response/length", "tokens", "action tokens per trained response", _MOMENTS),
     Metric("prompt_length", "tokens", "tokens per prompt", _MEAN_MAX_MIN),
-    Metric("prompt_length/clip_ratio", "share", "prompts at max_prompt_length"),
     # rollouts and refreshes
     Metric("staleness", "updates", "learner version minus the version that sampled a token", ("mean", "max")),
     Metric("rollout/weight_version", "version", "weight version of the engine"),
@@ -121,15 +121,15 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("reference/age", "updates", "optimizer updates since the reference was copied from the learner"),
     Metric("refresh/tensors", "count", "tensors of the last weight push"),
     Metric("refresh/bytes", "bytes", "size of the last weight push"),
-    Metric("refresh/logprob_gap", "nats", "|engine - trainer log-prob| after the last push", ("mean", "max")),
+    Metric("refresh/logprob_gap", "nats", "|engine - trainer log-prob| right after a refresh", ("mean", "max")),
     Metric("val-core/", "share", "held-out accuracy: val-core/<set>/acc/mean@<samples>"),
     Metric("val-aux/", "as named", "other held-out figures: val-aux/<set>/<figure>"),
     # time and speed
     Metric("timing_s/", "s", "wall time of a phase: gen, reward, adv, update_actor, refresh, testing, step, ..."),
     Metric("perf/throughput", "tokens/s", "prompt and response tokens per second of the whole step over the ranks"),
-    Metric("perf/update_throughput", "tokens/s", "tokens trained on per second of update_actor"),
+    Metric("perf/update_throughput", "tokens/s", "action tokens of the update per second of update_actor"),
     Metric("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
-    Metric("perf/time_per_step", "s", "wall time of the step"),
+    Metric("perf/time_per_step", "s", "wall time of the step: timing_s/step under verl's other name"),
     Metric("perf/max_memory_allocated_gb", "GiB", "peak memory of tensors on rank 0's GPU"),
     Metric("perf/max_memory_reserved_gb", "GiB", "peak memory held by torch on rank 0's GPU"),
     Metric("perf/cpu_memory_used_gb", "GiB", "resident memory of rank 0's process"),
