@@ -29,7 +29,7 @@ class Learner:
             config.optimizer,
             updates=updates,
             seed=config.seed,
-            logprob_temperature=config.loss.logprob_temperature or 1.0,
+            distribution=config.logprob_distribution,
         )
         load_weights(self.actor, self.source, self.weight_map)
 

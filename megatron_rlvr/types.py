@@ -61,6 +61,28 @@ class Place:
 
 
 @dataclass(frozen=True)
+class LogprobDistribution:
+    """Which distribution over the vocabulary log-probs belong to: the raw softmax, or what sampling makes of it.
+
+    temperature  divides the logits
+    top_p        then only the likeliest tokens stay, until their mass reaches this share; 1.0: all
+    top_k        before that, only this many tokens stay; -1: all
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens have probability 0."""
+        return self.top_p < 1 or self.top_k > 0
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g}, top_p {self.top_p:g}, top_k {self.top_k}"
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A state that responses start from: one problem, and for a replayed state the first tokens of a response to it.
 

@@ -23,7 +23,7 @@ from megatron_rlvr.actor.schedule import Schedule
 from megatron_rlvr.actor.shards import ShardPlan
 from megatron_rlvr.config.checks import check_known_faults, installed_version
 from megatron_rlvr.config.tree import ActorConfig, LossConfig, OptimizerConfig
-from megatron_rlvr.types import MiniBatch, ModelSpec, Place
+from megatron_rlvr.types import LogprobDistribution, MiniBatch, ModelSpec, Place
 
 # canonical name, this rank's place -> this rank's slice of the tensor
 TensorSource = Callable[[str, Place], torch.Tensor]
@@ -40,7 +40,7 @@ class Actor:
         *,
         updates: int,
         seed: int,
-        logprob_temperature: float = 1.0,
+        distribution: LogprobDistribution | None = None,
     ):
         check_known_faults(config, spec, installed_version("megatron-core"))
         parallel.initialize(config, seed)
@@ -50,7 +50,7 @@ class Actor:
         self.version = 0
         self._reference: ReferencePolicy | None = None
         self._optimizer_config, self._updates = optimizer, updates
-        self._logprob_temperature = logprob_temperature
+        self._distribution = distribution or LogprobDistribution()
         self._parameters = dict(named_parameters(self.chunks))
         self._plan = ShardPlan(self._parameters)
 
@@ -77,7 +77,7 @@ class Actor:
         heads = [c.output_layer for c in self.chunks if c.post_process]
         assert all(isinstance(head, LogprobHead) for head in heads)
         for head in heads:
-            head.temperature = self._logprob_temperature
+            head.distribution = self._distribution
         self.schedule = Schedule(self.megatron_config, wrapped, heads)
 
     def update(self, mini_batch: MiniBatch, loss: LossConfig) -> dict[str, float]:

@@ -18,7 +18,6 @@ products.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +25,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_rlvr.actor.products import exact_products, operand, product, room_for, tile_logits
+
 # exp(_VANISHED) is 0 in float32; -inf in its place would make 0 * -inf of a tile or rank that has seen nothing yet.
 _VANISHED = -1e4
+# The logit of a token outside the support: e^(_OUTSIDE - peak) is 0, and 0 * _OUTSIDE is 0 where 0 * -inf is not.
+_OUTSIDE = -1e30
 
 
 def linear_logprob(
@@ -38,6 +41,7 @@ def linear_logprob(
     group: dist.ProcessGroup | None,
     vocab_size: int,
     temperature: float = 1.0,
+    floor: torch.Tensor | None = None,
     chunk_tokens: int = 1024,
     chunk_vocab: int = 4096,
     want_entropy: bool = True,
@@ -51,6 +55,8 @@ def linear_logprob(
                   and none in the backward
     vocab_size    real vocabulary; the rows behind it only pad and get probability and gradient 0
     temperature   divides the logits, so the answer belongs to the tempered distribution
+    floor         [A] float32, equal on all ranks, or None: token t's support are its label and the ids whose logit
+                  (after the temperature) is at least floor[t]; see `nucleus.nucleus_floor`
     chunk_tokens, chunk_vocab    largest tile of logits held at a time, in tokens and in rows of `weight`
     want_entropy  False saves two passes over every tile and returns None in the entropy's place
 
@@ -58,8 +64,14 @@ def linear_logprob(
     The gradient of `hidden` is this rank's share: sum it over `group` (Megatron's copy and gather regions do). The
     gradient of `weight` covers its own rows, summed in float32 and returned in its dtype for Megatron's hooks to add to
     main_grad. Raises ValueError for shapes, dtypes or a temperature that cannot be meant.
+
+    With a floor, log-prob and entropy are those of the softmax over the support, the one that top-k and top-p sampling
+    draws from; every other id has probability and gradient 0. The label always belongs to the support: a learner that
+    has moved a sampled token out of its own nucleus gives it a small, finite log-prob with a gradient that can bring it
+    back, where the bare truncation would give -inf. The floor counts as a constant; which ids are in the support is
+    piecewise constant in the weights, so this is the exact gradient wherever there is one.
     """
-    _check(hidden, weight, labels, temperature)
+    _check(hidden, weight, labels, temperature, floor)
     rank = 0 if group is None else dist.get_rank(group)
     first = rank * len(weight)
     tiles = _Tiles(
@@ -70,10 +82,12 @@ def linear_logprob(
         chunk_tokens=max(1, min(chunk_tokens, len(hidden))),
         chunk_vocab=min(chunk_vocab, len(weight)),
     )
-    return _LinearLogprob.apply(hidden, weight, labels, group, tiles, want_entropy)
+    return _LinearLogprob.apply(hidden, weight, labels, floor, group, tiles, want_entropy)
 
 
-def _check(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float) -> None:
+def _check(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float, floor: torch.Tensor | None
+) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or labels.shape != hidden.shape[:1]:
         shapes = [list(x.shape) for x in (hidden, weight, labels)]
         raise ValueError(f"hidden, weight and labels have shapes {shapes}; they must be [A, h], [V, h] and [A]")
@@ -81,6 +95,8 @@ def _check(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, tem
         raise ValueError(f"hidden is {hidden.dtype} but weight is {weight.dtype}; give both the same dtype")
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; use a positive one")
+    if floor is not None and (floor.shape != labels.shape or floor.dtype != torch.float32):
+        raise ValueError(f"floor is {floor.dtype} {list(floor.shape)}; it must be float32 {list(labels.shape)}")
 
 
 @dataclass(frozen=True)
@@ -113,16 +129,17 @@ class _LinearLogprob(torch.autograd.Function):
         hidden: torch.Tensor,
         weight: torch.Tensor,
         labels: torch.Tensor,
+        floor: torch.Tensor | None,
         group: dist.ProcessGroup | None,
         tiles: _Tiles,
         want_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with _exact_products(hidden):
-            statistics = _scan(hidden, weight, labels, tiles, want_entropy)
+        with exact_products(hidden):
+            statistics = _scan(hidden, weight, labels, floor, tiles, want_entropy)
         label_logit, total, weighted, peak = _combine(*statistics, group)
         label_logit.masked_fill_((labels < 0) | (labels >= tiles.vocab_size), float("-inf"))
         log_total = total.log()
-        ctx.save_for_backward(hidden, weight, labels, peak + log_total)
+        ctx.save_for_backward(hidden, weight, labels, floor, peak + log_total)
         ctx.tiles = tiles
         logprobs = label_logit - peak - log_total
         if not want_entropy:
@@ -133,26 +150,33 @@ class _LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, labels, lse = ctx.saved_tensors
-        with _exact_products(hidden):
-            grads = _gradients(hidden, weight, labels, lse, grad, ctx.tiles, ctx.needs_input_grad)
-        return (*grads, None, None, None, None)
+        hidden, weight, labels, floor, lse = ctx.saved_tensors
+        with exact_products(hidden):
+            grads = _gradients(hidden, weight, labels, floor, lse, grad, ctx.tiles, ctx.needs_input_grad)
+        return (*grads, None, None, None, None, None)
 
 
 def _scan(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, tiles: _Tiles, want_entropy: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    floor: torch.Tensor | None,
+    tiles: _Tiles,
+    want_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """This rank's (label's logit, sum of e^(z - peak), sum of e^(z - peak) (z - peak), peak), [A] float32 each."""
     label_logit, total, weighted = hidden.new_zeros(3, len(hidden), dtype=torch.float32)
     peak = torch.full_like(total, float("-inf"))
     logits_buffer = tiles.buffer(hidden)
     exp_buffer = tiles.buffer(hidden) if want_entropy else logits_buffer
-    room, token_room = _room(weight, tiles.chunk_vocab), _room(hidden, tiles.chunk_tokens)
+    room, token_room = room_for(weight, tiles.chunk_vocab), room_for(hidden, tiles.chunk_tokens)
     for start, end in tiles.vocab():
-        rows = _operand(weight[start:end], room)
+        rows = operand(weight[start:end], room)
         for part in tiles.tokens(len(hidden)):
-            z = _logits(_operand(hidden[part], token_room), rows, tiles.temperature, logits_buffer)
+            z = tile_logits(operand(hidden[part], token_room), rows, tiles.temperature, logits_buffer)
             column, here = _own_column(labels[part], tiles.first + start, end - start)
+            if floor is not None:
+                _leave_support(z, floor[part], column, here)
             label_logit[part] += torch.where(here, z.gather(1, column).squeeze(1), 0.0)
             old, new = peak[part], torch.maximum(peak[part], z.amax(1))
             scaled, shifted = _reweight(total[part], weighted[part], old - new)
@@ -192,6 +216,7 @@ def _gradients(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
+    floor: torch.Tensor | None,
     lse: torch.Tensor,
     grad: torch.Tensor,
     tiles: _Tiles,
@@ -207,22 +232,24 @@ def _gradients(
         if grad_weight.dtype != torch.float32:
             sums = torch.empty(tiles.chunk_vocab, weight.shape[1], dtype=torch.float32, device=weight.device)
     buffer = tiles.buffer(hidden)
-    room, token_room = _room(weight, tiles.chunk_vocab), _room(hidden, tiles.chunk_tokens)
+    room, token_room = room_for(weight, tiles.chunk_vocab), room_for(hidden, tiles.chunk_tokens)
     for start, end in tiles.vocab():
-        rows = _operand(weight[start:end], room)
+        rows = operand(weight[start:end], room)
         finished = None if grad_weight is None else grad_weight[start:end]
         grad_rows = finished if sums is None else sums[: end - start]
         for part in tiles.tokens(len(hidden)):
-            tokens = _operand(hidden[part], token_room)
-            z = _logits(tokens, rows, tiles.temperature, buffer)
-            grad_z = z.sub_(lse[part].unsqueeze(1)).exp_().mul_(-scale[part])
+            tokens = operand(hidden[part], token_room)
+            z = tile_logits(tokens, rows, tiles.temperature, buffer)
             column, here = _own_column(labels[part], tiles.first + start, end - start)
+            if floor is not None:
+                _leave_support(z, floor[part], column, here)
+            grad_z = z.sub_(lse[part].unsqueeze(1)).exp_().mul_(-scale[part])
             grad_z.scatter_add_(1, column, torch.where(here.unsqueeze(1), scale[part], 0.0))
             grad_z = grad_z.to(rows.dtype)
             if grad_hidden is not None:
-                _product(grad_z, rows, grad_hidden[part], add=True)
+                product(grad_z, rows, grad_hidden[part], add=True)
             if grad_rows is not None:
-                _product(grad_z.t(), tokens, grad_rows, add=part.start > 0)
+                product(grad_z.t(), tokens, grad_rows, add=part.start > 0)
         if finished is not None and sums is not None and len(hidden):
             finished.copy_(sums[: end - start])
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
@@ -234,48 +261,8 @@ def _own_column(labels: torch.Tensor, first: int, width: int) -> tuple[torch.Ten
     return column.clamp(0, width - 1).unsqueeze(1), (column >= 0) & (column < width)
 
 
-def _logits(hidden: torch.Tensor, rows: torch.Tensor, temperature: float, buffer: torch.Tensor) -> torch.Tensor:
-    """Float32 logits [n, width] of one tile, in `buffer`."""
-    z = buffer[: len(hidden) * len(rows)].view(len(hidden), len(rows))
-    _product(hidden, rows.t(), z)
-    return z if temperature == 1.0 else z.div_(temperature)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
-    """out = a @ b, or out += a @ b, with float32 `out` whatever the operands are."""
-    if a.dtype == torch.float32:
-        out.addmm_(a, b, beta=int(add))
-    elif add:
-        out.add_(torch.mm(a, b, out_dtype=torch.float32))
-    else:
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
-
-
-def _room(like: torch.Tensor, rows: int) -> torch.Tensor | None:
-    """Float32 memory for `rows` rows of `like` where products cannot read it as it is, else None.
-
-    Only CUDA multiplies bf16 into float32; the CPU gets the same values in float32.
-    """
-    if like.is_cuda or like.dtype == torch.float32:
-        return None
-    return torch.empty(rows, like.shape[1], dtype=torch.float32)
-
-
-def _operand(x: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
-    """What a product of `x` reads: `x`, or its values in `room` until that is filled again."""
-    return x if room is None else room[: len(x)].copy_(x)
-
-
-@contextlib.contextmanager
-def _exact_products(hidden: torch.Tensor) -> Iterator[None]:
-    """Let the CPU use its bf16 units for float32 tensors that hold bf16 values: same products, sums kept in float32."""
-    if hidden.is_cuda or hidden.dtype != torch.bfloat16:
-        yield
-        return
-    setting: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+def _leave_support(z: torch.Tensor, floor: torch.Tensor, column: torch.Tensor, here: torch.Tensor) -> None:
+    """Take the ids below their token's floor out of the tile [n, width], in place; a label that is in it stays."""
+    outside = z < floor.unsqueeze(1)
+    outside.scatter_(1, column, outside.gather(1, column) & ~here.unsqueeze(1))
+    z.masked_fill_(outside, _OUTSIDE)

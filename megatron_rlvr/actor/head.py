@@ -27,25 +27,27 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from megatron_rlvr.actor.fused_logprob import linear_logprob
-from megatron_rlvr.types import PackedBatch
+from megatron_rlvr.actor.nucleus import nucleus_floor
+from megatron_rlvr.types import LogprobDistribution, PackedBatch
 
 
 class LogprobHead(ColumnParallelLinear):
     """A ColumnParallelLinear that answers with log-probs and entropies when a batch is set, else with logits.
 
     GPTModel transposes what its output layer returns, so the answer travels as [A, 1, 2] -> [1, A, 2], in float32.
-    `temperature` divides the logits of the log-probs and entropies; 1.0 unless the caller sets it.
+    `distribution` is what log-probs and entropies belong to; the raw softmax unless the caller sets another. A
+    truncated one is cut anew in each pass, by the weights that score in it (`nucleus`).
     """
 
     batch: PackedBatch | None
     vocab_size: int
-    temperature: float
+    distribution: LogprobDistribution
 
     @classmethod
     def take_over(cls, layer: ColumnParallelLinear, vocab_size: int) -> None:
         """Turn GPTModel's own output layer into this class: parameters, names and tied weights stay where they are."""
         layer.__class__ = cls
-        layer.batch, layer.vocab_size, layer.temperature = None, vocab_size, 1.0
+        layer.batch, layer.vocab_size, layer.distribution = None, vocab_size, LogprobDistribution()
 
     def forward(
         self, input_: torch.Tensor, weight: torch.Tensor | None = None, runtime_gather_output: bool | None = None
@@ -60,13 +62,18 @@ class LogprobHead(ColumnParallelLinear):
             # After the selection: fewer rows to reduce, and megatron-core 0.16's reduction loses a gradient that is a
             # transposed view (it reduces a contiguous copy and returns the original).
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
+        weight = self.weight if weight is None else weight
+        vocabulary = {"group": self.tp_group, "vocab_size": self.vocab_size}
+        floor = None
+        if self.distribution.truncated:
+            floor = nucleus_floor(hidden, weight, self.distribution, **vocabulary)
         logprobs, entropy = linear_logprob(
             hidden,
-            self.weight if weight is None else weight,
+            weight,
             self.batch.labels,
-            group=self.tp_group,
-            vocab_size=self.vocab_size,
-            temperature=self.temperature,
+            temperature=self.distribution.temperature,
+            floor=floor,
+            **vocabulary,
         )
         assert entropy is not None
         return torch.stack([logprobs, entropy], -1).unsqueeze(1), None

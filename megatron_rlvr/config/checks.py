@@ -44,8 +44,8 @@ def check_config(
         _check_sft(config)
     else:
         _check_rollout(config)
-    if command == "train":
         _check_sampling(config)
+    if command == "train":
         _check_schedule(config)
         _check_learning(config)
         _check_replay(config)
@@ -187,12 +187,13 @@ def _divisions(actor: ActorConfig, spec: ModelSpec) -> Iterator[tuple[tuple[str,
 
 def check_known_faults(actor: ActorConfig, spec: ModelSpec, megatron_core: tuple[int, ...] | None) -> None:
     """Refuse layouts that this megatron-core is known to compute wrongly without saying so."""
-    broken = actor.tensor_parallel > 1 and actor.expert_parallel == 1 and actor.expert_tensor == 1
+    # with expert_parallel 1 it reduces the experts' gradients over the dense data-parallel group
+    broken = actor.expert_parallel == 1 and actor.expert_tensor != actor.tensor_parallel
     if spec.num_experts and broken and megatron_core is not None and megatron_core < (0, 19):
         version = ".".join(str(n) for n in megatron_core)
         raise UserError(
-            f"actor.expert_tensor_parallel is 1 with actor.tensor_parallel {actor.tensor_parallel} and "
-            f"actor.expert_parallel 1, for which megatron-core {version} computes wrong expert gradients; set "
+            f"actor.expert_tensor_parallel is {actor.expert_tensor} with actor.tensor_parallel {actor.tensor_parallel} "
+            f"and actor.expert_parallel 1, for which megatron-core {version} computes wrong expert gradients; set "
             f"actor.expert_tensor_parallel={actor.tensor_parallel} or actor.expert_parallel above 1"
         )
 
@@ -223,11 +224,6 @@ def _check_sampling(config: RunConfig) -> None:
             f"loss.logprob_temperature is {scored:g}, but tokens are sampled at rollout.temperature "
             f"{rollout.temperature:g}; set both to the same value or leave loss.logprob_temperature out"
         )
-    if scored is not None and (rollout.top_p < 1 or rollout.top_k > 0):
-        raise UserError(
-            f"loss.logprob_temperature is {scored:g} with rollout.top_p {rollout.top_p:g} and rollout.top_k "
-            f"{rollout.top_k}, whose cut-off the learner cannot score; set rollout.top_p=1 and rollout.top_k=-1"
-        )
 
 
 def _check_schedule(config: RunConfig) -> None:
@@ -257,6 +253,12 @@ def _check_learning(config: RunConfig) -> None:
         raise UserError(
             "rollout.group_size is 1, for which advantages.normalization grpo has no deviation to divide by; "
             "set rollout.group_size=2 or more"
+        )
+    if config.loss.logprob_temperature is not None and config.rollout.top_k == 1:
+        raise UserError(
+            "rollout.top_k is 1, under which every sampled token has probability 1 and no gradient once "
+            f"loss.logprob_temperature is set (here {config.loss.logprob_temperature:g}); set rollout.top_k above 1 or "
+            "leave loss.logprob_temperature out"
         )
     start, cap = config.rewards.overlong_start, config.rollout.max_response_length
     if start is not None and start >= cap:

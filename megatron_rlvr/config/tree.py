@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from megatron_rlvr.types import LogprobDistribution
+
 FilePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 
 
@@ -73,7 +75,8 @@ class LossConfig(Section):
     logprob_temperature: PositiveFloat | None = Field(
         None,
         description="score tokens, in engine and learner, under the distribution that sampled them: set it to "
-        "rollout.temperature; default: raw log-probs at temperature 1, whatever the sampling was",
+        "rollout.temperature, and rollout.top_p and rollout.top_k count too; default: raw log-probs at temperature 1, "
+        "whatever the sampling was",
     )
     old_logprobs: Literal["rollout", "recompute"] = Field(
         "rollout",
@@ -251,6 +254,13 @@ class RunConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     sft: SftConfig = SftConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def logprob_distribution(self) -> LogprobDistribution:
+        """What engine and learner score tokens under: the raw softmax, or the sampling where the loss asks for it."""
+        if self.loss.logprob_temperature is None:
+            return LogprobDistribution()
+        return LogprobDistribution(self.loss.logprob_temperature, self.rollout.top_p, self.rollout.top_k)
 
     @property
     def refresh_interval(self) -> int:

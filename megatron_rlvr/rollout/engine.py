@@ -1,4 +1,4 @@
-"""What a rollout engine is: token ids in; token ids, raw log-probs and weight versions out; weights pushed by name."""
+"""What a rollout engine is: token ids in; token ids, log-probs and weight versions out; weights pushed by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from megatron_rlvr.types import UserError
+from megatron_rlvr.types import LogprobDistribution, UserError
 
 
 class RefreshError(UserError):
@@ -39,7 +39,8 @@ class Completion:
     """One sampled response of T tokens.
 
     token_ids      [T] int32    ends with the end-of-sequence token when finish_reason is "stop"
-    logprobs       [T] float32  nats, log-prob of each sampled token at temperature 1 with no top-k or top-p
+    logprobs       [T] float32  nats, log-prob of each sampled token under the engine's `distribution`: the raw softmax
+                   (temperature 1, no top-k or top-p), or what sampling draws from
     versions       [T] int32    weight version that sampled each token
     finish_reason  "stop" (end-of-sequence token) or "length" (cut at max_response_length)
     """
@@ -176,12 +177,12 @@ def check_sampling(sampling: SamplingSettings, n: int) -> None:
         raise UserError(f"top_k is {sampling.top_k}; use a positive number, or -1 for none")
 
 
-def check_logprob_temperature(temperature: float, sampling: SamplingSettings) -> None:
-    """Raise UserError where tempered log-probs would not be those of the distribution that samples."""
-    if temperature == 1.0:
-        return
-    if sampling.greedy or sampling.temperature != temperature or sampling.top_p < 1 or sampling.top_k != -1:
+def check_distribution(distribution: LogprobDistribution, sampling: SamplingSettings) -> None:
+    """Raise UserError where log-probs are to be those of sampling, but sampling is to differ; raw ones always can."""
+    drawn_from = LogprobDistribution(sampling.temperature, sampling.top_p, sampling.top_k)
+    if distribution != LogprobDistribution() and (sampling.greedy or drawn_from != distribution):
+        asked = "greedy decoding" if sampling.greedy else str(drawn_from)
         raise UserError(
-            f"this engine returns log-probs at temperature {temperature:g}, but was asked for {sampling}; sample at "
-            "that temperature, without top-p and top-k, or build the engine with logprob_temperature=1.0"
+            f"this engine returns log-probs of sampling at {distribution}, but was asked for {asked}; sample as it "
+            "scores, or leave loss.logprob_temperature out so that it returns raw log-probs"
         )

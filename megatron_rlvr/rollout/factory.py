@@ -27,7 +27,7 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
                 spec.eos_token_ids,
                 rollout.precision,
                 rollout.max_num_seqs,
-                logprob_temperature=config.loss.logprob_temperature or 1.0,
+                distribution=config.logprob_distribution,
             ),
             device,
         )
@@ -45,7 +45,7 @@ def build_engine(config: RunConfig, spec: ModelSpec, device: torch.device) -> En
             enforce_eager=rollout.enforce_eager,
             seed=config.seed,
             count_cache_hits=config.replay.ratio > 0,
-            logprob_temperature=config.loss.logprob_temperature or 1.0,
+            distribution=config.logprob_distribution,
         ),
         device,
     )

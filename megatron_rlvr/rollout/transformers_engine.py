@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +16,14 @@ from megatron_rlvr.rollout.engine import (
     Completion,
     RefreshReport,
     SamplingSettings,
-    check_logprob_temperature,
+    check_distribution,
     check_sampling,
     check_sequences,
     completion_limits,
 )
 from megatron_rlvr.rollout.random_state import isolated_random_state
 from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
+from megatron_rlvr.types import LogprobDistribution
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -33,7 +34,7 @@ class TransformersSettings:
 
     max_model_len  tokens, context and response together
     max_num_seqs   rows that are decoded at once
-    logprob_temperature  temperature of the log-probs that generate returns; other than 1 it must be the sampling's own
+    distribution   of the log-probs that generate returns; other than the raw softmax it must be the sampling's own
     """
 
     max_model_len: int
@@ -41,7 +42,7 @@ class TransformersSettings:
     precision: Literal["float32", "bf16"] = "float32"
     max_num_seqs: int = 256
     staging_bytes: int = STAGING_BYTES
-    logprob_temperature: float = 1.0
+    distribution: LogprobDistribution = field(default_factory=LogprobDistribution)
 
 
 class TransformersEngine:
@@ -77,7 +78,7 @@ class TransformersEngine:
         """See Engine.generate."""
         self._gate.require_usable()
         check_sampling(sampling, n)
-        check_logprob_temperature(self._settings.logprob_temperature, sampling)
+        check_distribution(self._settings.distribution, sampling)
         limits = completion_limits(contexts, sampling, limits)
         check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
         generator = torch.Generator(self._device).manual_seed(sampling.seed)
@@ -137,8 +138,9 @@ class TransformersEngine:
         for step in range(1, max(limits) + 1):
             out = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
             logits = out.logits[:, -1].float()
-            tokens = _draw(_log_softmax(logits), sampling, generator)
-            logprobs = _log_softmax(logits / self._settings.logprob_temperature)
+            raw = _log_softmax(logits)
+            tokens = _draw(raw, sampling, generator)
+            logprobs = _scored(logits, raw, self._settings.distribution)
             stopped = torch.isin(tokens, stop_ids)
             responses.append(alive, tokens, logprobs.gather(-1, tokens[:, None])[:, 0], stopped)
             ended = stopped | (caps[alive] == step)
@@ -240,13 +242,28 @@ def _draw(logprobs: torch.Tensor, sampling: SamplingSettings, generator: torch.G
     """[rows] ids drawn from [rows, vocabulary] raw log-probs under temperature, then top-k, then top-p."""
     if sampling.greedy:
         return logprobs.argmax(-1)
-    scaled = logprobs / sampling.temperature
-    if sampling.top_k != -1:
-        kth = scaled.topk(min(sampling.top_k, scaled.shape[-1]), dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < kth, float("-inf"))
-    if sampling.top_p < 1:
-        ordered, order = scaled.softmax(-1).sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the first id that crosses top_p stays
-        scaled = scaled.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+    scaled = _truncated(logprobs / sampling.temperature, sampling.top_p, sampling.top_k)
     noise = torch.empty_like(scaled).exponential_(generator=generator)
     return (scaled.softmax(-1) / noise).argmax(-1)
+
+
+def _scored(logits: torch.Tensor, raw: torch.Tensor, distribution: LogprobDistribution) -> torch.Tensor:
+    """[rows, vocabulary] log-probs of that distribution, from the logits and their raw log-probs."""
+    if not distribution.truncated:
+        return _log_softmax(logits / distribution.temperature)
+    # As `_draw` cuts it, to the bit: a token that was drawn must not come out as impossible.
+    return _log_softmax(_truncated(raw / distribution.temperature, distribution.top_p, distribution.top_k))
+
+
+def _truncated(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    """[rows, vocabulary] logits, -inf outside top-k and then top-p of the rest; ids that tie with the last all stay."""
+    if top_k != -1:
+        kth = scaled.topk(min(top_k, scaled.shape[-1]), dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < kth, float("-inf"))
+    if top_p < 1:
+        ordered = scaled.sort(dim=-1, descending=True).values
+        mass = ordered.double().softmax(-1)
+        outside = mass.cumsum(-1) - mass >= top_p  # the first id that crosses top_p stays
+        last = ordered.masked_fill(outside, float("inf")).amin(-1, keepdim=True)
+        scaled = scaled.masked_fill(scaled < last, float("-inf"))
+    return scaled

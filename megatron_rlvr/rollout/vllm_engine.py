@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from megatron_rlvr.rollout.engine import (
     RefreshError,
     RefreshReport,
     SamplingSettings,
-    check_logprob_temperature,
+    check_distribution,
     check_sampling,
     check_sequences,
     completion_limits,
@@ -29,7 +29,7 @@ from megatron_rlvr.rollout.engine import (
 from megatron_rlvr.rollout.process_settings import process_settings_kept
 from megatron_rlvr.rollout.random_state import isolated_random_state
 from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
-from megatron_rlvr.types import UserError
+from megatron_rlvr.types import LogprobDistribution, UserError
 
 CPU_BLOCK_SIZE = 32
 CPU_BATCHED_TOKENS = 2048
@@ -46,7 +46,7 @@ class VllmSettings:
     kv_cache_gb         GiB; default: what memory_utilization leaves (CPU: for max_num_seqs full sequences, 4 at most)
     memory_utilization  share of the accelerator's memory, weights included; unused on a CPU
     enforce_eager       no CUDA graphs; always on where there is no CUDA
-    logprob_temperature  temperature of the log-probs that generate returns; other than 1 it must be the sampling's own
+    distribution        of the log-probs that generate returns; other than the raw softmax it must be the sampling's own
     count_cache_hits    count what `cache_usage` tells
     keep_prefix_cache   reuse cached contexts across generate calls; the same seed then gives the same tokens only up to
                         rounding and chunking
@@ -60,7 +60,7 @@ class VllmSettings:
     memory_utilization: float = 0.45
     enforce_eager: bool = False
     keep_prefix_cache: bool = False
-    logprob_temperature: float = 1.0
+    distribution: LogprobDistribution = field(default_factory=LogprobDistribution)
     count_cache_hits: bool = False
     seed: int = 0
     staging_bytes: int = STAGING_BYTES
@@ -103,7 +103,7 @@ class VllmEngine:
         """See Engine.generate. vLLM draws from torch's global generator; it is seeded here and restored afterwards."""
         self._gate.require_usable()
         check_sampling(sampling, n)
-        check_logprob_temperature(self._settings.logprob_temperature, sampling)
+        check_distribution(self._settings.distribution, sampling)
         limits = completion_limits(contexts, sampling, limits)
         check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
         if not self._settings.keep_prefix_cache:
@@ -118,12 +118,12 @@ class VllmEngine:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """See Engine.score. The last id is forced as the one sampled token, so that N may equal max_model_len.
 
-        Raises RuntimeError in an engine with another logprob_temperature than 1: its log-prob of a forced id is 0.
+        Raises RuntimeError in an engine with a distribution of its own: its log-prob of a forced id is 0.
         """
         self._gate.require_usable()
-        if self._settings.logprob_temperature != 1.0:
+        if self._settings.distribution != LogprobDistribution():
             raise RuntimeError(
-                "this engine returns tempered log-probs; build one with logprob_temperature=1.0 to score"
+                "this engine returns log-probs of its sampling; build one with the raw distribution to score"
             )
         check_sequences(sequences, None, self._settings.max_model_len, self._vocab_size)
         from vllm import SamplingParams
@@ -226,7 +226,7 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings, dev
             use_tqdm_on_load=False,
             seed=settings.seed,
             disable_log_stats=not settings.count_cache_hits,
-            logprobs_mode="raw_logprobs" if settings.logprob_temperature == 1.0 else "processed_logprobs",
+            logprobs_mode="raw_logprobs" if settings.distribution == LogprobDistribution() else "processed_logprobs",
             **(_cpu_options(config, settings) if on_cpu else _cuda_options(settings, device)),
         )
     except ValueError as error:

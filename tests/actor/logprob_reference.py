@@ -13,6 +13,37 @@ def plain_logprob(hidden, weight, labels, vocab_size, temperature=1.0):
     return logprobs.gather(1, labels.unsqueeze(1)).squeeze(1), -(logprobs.exp() * logprobs).sum(-1)
 
 
+def naive_support(logits, top_p, top_k):
+    """[A, V] bool: what stays of finished float logits, by a plain sort of each row; ties with the last one all stay.
+
+    None where a mass meets top_p to the last bits, so that rounding alone decides.
+    """
+    support = torch.zeros_like(logits, dtype=torch.bool)
+    for row, stays in zip(logits.double(), support, strict=True):
+        order = sorted(range(len(row)), key=lambda i, row=row: -row[i].item())
+        if 0 < top_k < len(order):
+            order = [i for i in order if row[i] >= row[order[top_k - 1]]]
+        probabilities = row[order].softmax(0).tolist()
+        kept, mass = 0, 0.0
+        while kept < len(order) and (mass < top_p or top_p == 1):
+            mass += probabilities[kept]
+            kept += 1
+            if abs(mass - top_p) < 1e-6 and top_p < 1:
+                return None
+        stays[[i for i in order if row[i] >= row[order[kept - 1]]]] = True
+    return support
+
+
+def truncated_logprob(hidden, weight, labels, vocab_size, temperature, support):
+    """As plain_logprob, of the softmax over `support` [A, V] and the labels."""
+    logits = hidden @ weight[:vocab_size].t()
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    support = support.scatter(1, labels.unsqueeze(1), True)
+    logprobs = (logits.to(wide) / temperature).masked_fill(~support, float("-inf")).log_softmax(-1)
+    probabilities = logprobs.exp()
+    return logprobs.gather(1, labels.unsqueeze(1)).squeeze(1), -torch.xlogy(probabilities, probabilities).sum(-1)
+
+
 def numbers(function, hidden, weight, upstream, dtype=None):
     """[log-probs, entropy, gradient of hidden, gradient of weight] of `function(hidden, weight)` in `dtype`."""
     hidden, weight = (x.detach().to(dtype or x.dtype).requires_grad_() for x in (hidden, weight))

@@ -13,7 +13,7 @@ from megatron_rlvr.config.checks import check_config, check_known_faults, check_
 from megatron_rlvr.config.load import build_config
 from megatron_rlvr.config.run_dir import RunFiles, check_run_dir, check_sft_output, for_command, open_run_dir
 from megatron_rlvr.config.tree import ActorConfig, RunConfig
-from megatron_rlvr.types import ModelSpec, UserError
+from megatron_rlvr.types import LogprobDistribution, ModelSpec, UserError
 
 MOE = ModelSpec(
     family="qwen3_moe",
@@ -153,16 +153,23 @@ def test_experts_of_a_dense_model_cannot_be_split(tree: dict[str, Any]) -> None:
     assert "the model has no experts; set it to 1" in _refusal(config, DENSE)
 
 
-def test_the_silent_router_fault_is_refused_below_0_19_only() -> None:
-    bad = ActorConfig(tensor_parallel=2, expert_tensor_parallel=1)
-    with pytest.raises(
-        UserError, match=r"megatron-core 0\.16\.1 .*expert_tensor_parallel=2 or actor\.expert_parallel above 1"
-    ):
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        (ActorConfig(tensor_parallel=2, expert_tensor_parallel=1), "expert_tensor_parallel=2"),
+        (ActorConfig(data_parallel=2, expert_tensor_parallel=2), "expert_tensor_parallel=1"),
+        (ActorConfig(context_parallel=2, expert_tensor_parallel=2), "expert_tensor_parallel=1"),
+    ],
+)
+def test_the_silent_expert_gradient_fault_is_refused_below_0_19_only(bad: ActorConfig, remedy: str) -> None:
+    with pytest.raises(UserError, match=rf"megatron-core 0\.16\.1 .*{remedy} or actor\.expert_parallel above 1"):
         check_known_faults(bad, MOE, (0, 16, 1))
     check_known_faults(bad, MOE, (0, 19, 2))
     check_known_faults(bad, DENSE, (0, 16, 1))
     check_known_faults(ActorConfig(tensor_parallel=2), MOE, (0, 16, 1))
     check_known_faults(ActorConfig(tensor_parallel=2, expert_parallel=2), MOE, (0, 16, 1))
+    both = ActorConfig(tensor_parallel=2, data_parallel=2, expert_parallel=2, expert_tensor_parallel=2)
+    check_known_faults(both, MOE, (0, 16, 1))
 
 
 def test_installed_versions_are_read_without_an_import() -> None:
@@ -197,6 +204,14 @@ def test_installed_versions_are_read_without_an_import() -> None:
             ["trainer.eval_interval is 5", "data.validation is unset"],
         ),
         ({"rollout.top_k": 0}, ["rollout.top_k is 0", "rollout.top_k=-1"]),
+        (
+            {"loss.logprob_temperature": 0.6},
+            ["loss.logprob_temperature is 0.6", "rollout.temperature 1;", "leave loss.logprob_temperature out"],
+        ),
+        (
+            {"loss.logprob_temperature": 1.0, "rollout.top_k": 1},
+            ["rollout.top_k is 1,", "no gradient", "rollout.top_k above 1"],
+        ),
         ({"optimizer.min_lr": 1.0}, ["optimizer.min_lr is 1.0", "optimizer.lr 1e-06"]),
         ({"optimizer.betas": [0.9, 1.0]}, ["optimizer.betas is [0.9, 1.0]"]),
     ],
@@ -214,8 +229,20 @@ def test_allowed_neighbours_of_refused_settings(tree: dict[str, Any]) -> None:
         {"rollout.group_size": 1, "advantages.normalization": "center"},
         {"actor.micro_batch_tokens": 2048},
         {"rewards.overlong_start": 1023},
+        {"loss.logprob_temperature": 0.6, "rollout.temperature": 0.6, "rollout.top_p": 0.8, "rollout.top_k": 5},
+        {"rollout.top_k": 1},
     ):
         check_config(_with(tree, changes), MOE)
+
+
+def test_log_probs_belong_to_what_samples_only_where_the_loss_asks(tree: dict[str, Any]) -> None:
+    sampling = {"rollout.temperature": 0.6, "rollout.top_p": 0.8, "rollout.top_k": 5}
+    assert _with(tree, sampling).logprob_distribution == LogprobDistribution(1.0, 1.0, -1)
+    scored = _with(tree, sampling | {"loss.logprob_temperature": 0.6})
+    assert scored.logprob_distribution == LogprobDistribution(0.6, 0.8, 5)
+    mixed = _with(tree, sampling | {"loss.logprob_temperature": 0.7})
+    assert "rollout.temperature 0.6" in _refusal(mixed) and "rollout.temperature 0.6" in _refusal(mixed, command="eval")
+    check_config(_with(tree, {"loss.logprob_temperature": 1.0, "rollout.top_k": 1}), MOE, command="eval")
 
 
 def test_missing_files_are_named(tree: dict[str, Any], tmp_path: Path) -> None:

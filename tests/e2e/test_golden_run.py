@@ -121,11 +121,18 @@ def test_on_policy_updates_keep_the_step_zero_law(first):
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_ratio_is_one_at_the_temperature_that_sampled(prepared, engine):
-    """At T=0.6 engine and learner both score under the tempered distribution: again no gap right after a refresh."""
+    """At T=0.6 engine and learner both score under the tempered distribution: again no gap right after a refresh.
+
+    So they do under the truncated one, the held-out evaluations before and after included.
+    """
     overrides = ["trainer.updates=4", "rollout.temperature=0.6", f"rollout.engine={engine}"]
-    tempered = train(prepared, prepared.parent / f"{engine}-tempered", *overrides, "loss.logprob_temperature=0.6")
+    scored, cut = "loss.logprob_temperature=0.6", ["rollout.top_p=0.8", "rollout.top_k=5"]
+    tempered = train(prepared, prepared.parent / f"{engine}-tempered", *overrides, scored)
     raw = train(prepared, prepared.parent / f"{engine}-raw", *overrides)
-    for rows in (tempered, raw):
+    truncated = train(
+        prepared, prepared.parent / f"{engine}-truncated", *overrides, scored, *cut, "loss.old_logprobs=recompute"
+    )
+    for rows in (tempered, raw, truncated):
         fresh = [row for row in rows if row.get("staleness/max") == 0]
         assert len(fresh) == 2
         for row in fresh:
@@ -133,7 +140,10 @@ def test_ratio_is_one_at_the_temperature_that_sampled(prepared, engine):
             assert row["actor/ratio"] == pytest.approx(1, abs=1e-5)
     # the same samples, scored under two distributions
     assert tempered[1]["critic/score/mean"] == raw[1]["critic/score/mean"]
-    assert tempered[1]["actor/entropy"] < 0.9 * raw[1]["actor/entropy"]
+    assert truncated[1]["actor/entropy"] < 0.9 * tempered[1]["actor/entropy"] < 0.9**2 * raw[1]["actor/entropy"]
+    # engine against learner, before the learner's own log-probs take the engine's place
+    assert all(row["rollout/logprob_gap"] < 1e-5 for row in truncated if "rollout/logprob_gap" in row)
+    assert "rollout/logprob_gap" in truncated[1]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from megatron_rlvr.rollout import RefreshError, SamplingSettings
-from megatron_rlvr.types import UserError
+from megatron_rlvr.types import LogprobDistribution, UserError
+from tests.rollout.conftest import make_engine
 from tests.rollout.models import (
     EOS,
     MAX_MODEL_LEN,
@@ -75,6 +76,42 @@ def test_top_k_and_top_p_cut_the_tail(engine, models):
     assert {int(c.token_ids[0]) for c in by_p} == set(nucleus.tolist())
     assert {int(c.token_ids[0]) for c in by_k} == set(order[:3].tolist())
     assert max(abs(c.logprobs[0] - raw[c.token_ids[0]]) for c in by_p + by_k) < 1e-5
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def truncating_engine(request, models):
+    engine = make_engine(request.param, models[0], distribution=LogprobDistribution(0.6, 0.8, 5))
+    yield engine
+    engine.close()
+
+
+def test_logprobs_are_those_of_truncated_sampling_when_asked(truncating_engine, models):
+    """Temperature, then top-k, then top-p on the renormalised rest, by hand; and no token has another support."""
+    context = contexts(1, seed=5)[0]
+    raw = np.array([row[-1] for row in oracle_logprobs(models[0], [[*context, token] for token in range(VOCAB)])])
+    order = np.argsort(-raw)[:5]
+    shares = np.exp(raw[order] / 0.6) / np.exp(raw[order] / 0.6).sum()
+    nucleus = order[: int((shares.cumsum() < 0.8).sum()) + 1]
+    kept = shares[: len(nucleus)] / shares[: len(nucleus)].sum()
+    (group,) = truncating_engine.generate([context], 400, SamplingSettings(1, 0.6, 0.8, 5, seed=1))
+    assert {int(c.token_ids[0]) for c in group} == set(nucleus.tolist())
+    assert 1 < len(nucleus) < 5, "both cuts must show"
+    expected = dict(zip(nucleus.tolist(), np.log(kept), strict=True))
+    assert max(abs(c.logprobs[0] - expected[int(c.token_ids[0])]) for c in group) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "sampling, asked",
+    [
+        (SamplingSettings(4, 0.6, 0.8), "temperature 0.6, top_p 0.8, top_k -1"),
+        (SamplingSettings(4, 1.0, 0.8, 5), "temperature 1, top_p 0.8, top_k 5"),
+        (SamplingSettings(4, 0.6, 0.8, 5, greedy=True), "greedy decoding"),
+    ],
+    ids=str,
+)
+def test_sampling_from_elsewhere_than_is_scored_is_refused(truncating_engine, sampling, asked):
+    with pytest.raises(UserError, match=f"at temperature 0.6, top_p 0.8, top_k 5, but was asked for {asked}"):
+        truncating_engine.generate([[5, 6, 7]], 1, sampling)
 
 
 def test_greedy_takes_the_likeliest_token(engine, models):
