@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,20 +59,26 @@ def token_logprobs(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tenso
     return logprobs.gather(1, ids[0, 1:, None]).squeeze(1)
 
 
-def rollout_batch(path: Path, seed: int = 1, count: int = 12, multiple: int = 1) -> list[Trajectory]:
+def rollout_batch(
+    path: Path, seed: int = 1, count: int = 12, multiple: int = 1, extra: Sequence[tuple[int, int]] = ()
+) -> list[Trajectory]:
     """Random responses of odd and even lengths; behaviour log-probs lie around the model's own, as after an update.
 
     multiple   what the tokens fed to the model are a multiple of, per sequence: 4 leaves nothing to pad in any layout
+    extra      (prompt, response) lengths of further trajectories
     """
     rng = np.random.default_rng(seed)
     model = load_transformers(path)
-    return [_trajectory(model, rng, index, multiple) for index in range(count)]
+    batch = []
+    for index in range(count):
+        prompt, response = int(rng.integers(2, 9)), int(rng.integers(1, 30))
+        response += -(prompt + response - 1) % multiple
+        batch.append(_trajectory(model, rng, index, prompt, response))
+    return [*batch, *(_trajectory(model, rng, count + i, *lengths) for i, lengths in enumerate(extra))]
 
 
 @torch.no_grad()
-def _trajectory(model: torch.nn.Module, rng: np.random.Generator, index: int, multiple: int) -> Trajectory:
-    prompt, response = int(rng.integers(2, 9)), int(rng.integers(1, 30))
-    response += -(prompt + response - 1) % multiple
+def _trajectory(model: torch.nn.Module, rng: np.random.Generator, index: int, prompt: int, response: int) -> Trajectory:
     ids = rng.integers(0, VOCAB, prompt + response).astype(np.int32)
     mask = np.arange(len(ids)) >= prompt
     logprobs = np.zeros(len(ids), np.float32)

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-
 import pytest
 import torch
 
-from tests.parallel.models import load_transformers, rollout_batch, token_logprobs, write_model
-from tests.parallel.test_layouts import gradients, named_gradients, worst_relative
-from tests.ranks import run_ranks
+from tests.parallel.compare import gradients, named_gradients, worst_relative
+from tests.parallel.matrix import AUX_COEFFICIENT, AUX_LAYOUTS, load_batch
+from tests.parallel.models import load_transformers, token_logprobs
 
-COEFFICIENT = 0.3
-ONE_MICRO_BATCH, TWO_MICRO_BATCHES = 400, 160
-LAYOUTS = {
-    1: {"one": {}, "two_micro_batches": {"micro_batch_tokens": TWO_MICRO_BATCHES}},
-    2: {
-        "tp2": {"tensor_parallel": 2},
-        "cp2": {"context_parallel": 2},
-        "pp2": {"pipeline_parallel": 2},
-        "ep2": {"expert_parallel": 2, "data_parallel": 2, "micro_batch_tokens": TWO_MICRO_BATCHES},
-    },
-}
-EXPECTED = {"tp2": "one", "cp2": "one", "pp2": "one", "ep2": "two_micro_batches"}
+OTHERS = {name: layout for size in (2, 4) for name, layout in AUX_LAYOUTS[size].items()}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("aux")
-    model = write_model(root / "model")
-    with open(root / "batch.pickle", "wb") as file:
-        pickle.dump(rollout_batch(model, multiple=4), file)
-    actor = {"dtype": "float32", "micro_batch_tokens": ONE_MICRO_BATCH, "moe_aux_loss_coeff": COEFFICIENT}
-    config = {"run_dir": str(root), "model": {"path": str(model)}, "data": {"train": "unused"}, "actor": actor}
-    for world_size, layouts in LAYOUTS.items():
-        job = {"config": config, "batch": str(root / "batch.pickle"), "output": str(root), "losses": [{"name": "pg"}]}
-        path = root / f"job{world_size}.json"
-        path.write_text(json.dumps({**job, "layouts": layouts}))
-        run_ranks("tests.parallel.update_worker", world_size, str(path), log_dir=root / f"logs{world_size}")
-    return root
+@pytest.mark.parametrize("name", OTHERS)
+def test_weight_does_not_depend_on_the_layout(matrix, name):
+    expected = gradients(matrix.aux, "two_micro_batches" if "data_parallel" in OTHERS[name] else "one", "pg")
+    assert worst_relative(gradients(matrix.aux, name, "pg"), expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_weight_does_not_depend_on_the_layout(root, name):
-    expected = gradients(root, EXPECTED[name], "pg-token-mean")
-    assert worst_relative(gradients(root, name, "pg-token-mean"), expected) < 1e-5
-
-
-def test_gradient_is_that_of_the_formula_on_transformers(root):
-    with open(root / "batch.pickle", "rb") as file:
-        batch = pickle.load(file)
-    model = load_transformers(root / "model")
+def test_gradient_is_that_of_the_formula_on_transformers(matrix):
+    batch = load_batch(matrix.aux)
+    model = load_transformers(matrix.aux / "model")
     total, logits = torch.zeros(()), []
     for t in batch:
         logprobs = token_logprobs(model, t.token_ids)[t.action_mask[1:]]
@@ -60,8 +29,8 @@ def test_gradient_is_that_of_the_formula_on_transformers(root):
         ids = torch.from_numpy(t.token_ids[:-1].astype("int64"))[None]
         logits.append(model(ids, output_router_logits=True).router_logits)
     auxiliary = sum(load_balancing(torch.cat(layer)) for layer in zip(*logits, strict=True))
-    (total / sum(t.response_length for t in batch) + COEFFICIENT * auxiliary).backward()
-    assert worst_relative(gradients(root, "one", "pg-token-mean"), named_gradients(model)) < 1e-5
+    (total / sum(t.response_length for t in batch) + AUX_COEFFICIENT * auxiliary).backward()
+    assert worst_relative(gradients(matrix.aux, "one", "pg"), named_gradients(model)) < 1e-5
 
 
 def load_balancing(logits):
