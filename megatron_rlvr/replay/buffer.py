@@ -179,7 +179,7 @@ class PrefixBuffer:
         self._trajectories = trajectories
         self._slots = {trajectory.prompt_id: slot for slot, trajectory in enumerate(trajectories)}
         self._cumulative = [self._cumulative_weights(trajectory) for trajectory in trajectories]
-        self._tree = SumTree(float(cumulative[-1]) for cumulative in self._cumulative)
+        self._tree = SumTree([cumulative[-1] for cumulative in self._cumulative])
         self._size = sum(trajectory.num_prefixes for trajectory in trajectories)
 
     def _put(self, slot: int, trajectory: StoredTrajectory, cumulative: NDArray[np.float64]) -> None:

@@ -19,5 +19,5 @@ class RandomWords:
     def uniform(self, count: int) -> list[float]:
         """The next `count` multiples of 2^-53."""
         self.taken += count
-        words = np.asarray(self._words.random_raw(count))
-        return ((words >> np.uint64(11)) * 2.0**-53).tolist()
+        words: list[int] = self._words.random_raw(count).tolist()
+        return [(word >> 11) * 2.0**-53 for word in words]

@@ -33,17 +33,17 @@ def prefix_score(
         raise ValueError(f"position must lie in [0, length] with length > 0, got {positions} of {lengths}")
     check_unit_interval("success_rate", rates)
     check_unit_interval("reward", rewards)
-    return score_at(positions / lengths, rates, rewards)
+    probability = success_at(positions / lengths, rates, rewards)
+    return np.sqrt(probability * (1.0 - probability))
 
 
-def score_at(fraction: Any, success_rate: ArrayLike, reward: ArrayLike) -> Any:
-    """sigma-hat at `fraction` = a in [0, 1] of the way, unchecked; scalar for scalar, exactly 0 where p0 = R."""
-    probability = success_rate + fraction * np.subtract(reward, success_rate)
-    return np.sqrt(np.maximum(probability * (1.0 - probability), 0.0))
+def success_at(fraction: Any, success_rate: Any, reward: Any) -> Any:
+    """p at `fraction` = a of the way, unchecked: rounding never takes it out of [0, 1], and p0 = R gives exactly p0."""
+    return success_rate + fraction * (reward - success_rate)
 
 
-def check_unit_interval(name: str, value: ArrayLike) -> None:
+def check_unit_interval(name: str, value: float | NDArray[np.float64]) -> None:
     """Raises ValueError where `value` leaves [0, 1] or is NaN."""
-    values = np.asarray(value)
-    if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"{name} must lie in [0, 1], got {values}")
+    inside = 0.0 <= value <= 1.0 if isinstance(value, float) else np.all((value >= 0.0) & (value <= 1.0))
+    if not inside:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")

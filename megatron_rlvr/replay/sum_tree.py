@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 
 class SumTree:
@@ -11,11 +13,11 @@ class SumTree:
 
     Each inner node is always the float sum of its two children, never a running difference: after any history of
     changes the tree equals, bit for bit, the one built from its weights at once. Growing keeps the subtrees, so that
-    `find` depends on the weights alone. An array of C doubles beats NumPy here: one item at a time is read.
+    `find` depends on the weights alone. `array` beats NumPy where one item at a time is read.
     """
 
-    def __init__(self, weights: Iterable[float] = ()) -> None:
-        self._build(array("d", weights))
+    def __init__(self, weights: ArrayLike = ()) -> None:
+        self._build(np.asarray(weights, dtype=np.float64))
 
     @property
     def total(self) -> float:
@@ -24,7 +26,7 @@ class SumTree:
     def set(self, item: int, weight: float) -> None:
         """Give `item` (0 or more; the tree grows) its weight."""
         while item >= self._capacity:
-            self._build(self._nodes[self._capacity :] + array("d", bytes(8 * self._capacity)))
+            self._build(np.pad(np.array(self._nodes[self._capacity :]), (0, self._capacity)))
         nodes, node = self._nodes, self._capacity + item
         nodes[node] = weight
         while node > 1:
@@ -42,9 +44,11 @@ class SumTree:
                 node += 1
         return node - self._capacity
 
-    def _build(self, leaves: array[float]) -> None:
+    def _build(self, leaves: np.ndarray) -> None:
         self._capacity = 1 << max(len(leaves) - 1, 0).bit_length()
         self._nodes = array("d", bytes(16 * self._capacity))  # the root at 1, the children of k at 2k and 2k + 1
-        self._nodes[self._capacity : self._capacity + len(leaves)] = leaves
-        for node in range(self._capacity - 1, 0, -1):
-            self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
+        nodes, first = np.frombuffer(self._nodes), self._capacity
+        nodes[first : first + len(leaves)] = leaves
+        while first > 1:
+            nodes[first // 2 : first] = nodes[first : 2 * first : 2] + nodes[first + 1 : 2 * first : 2]
+            first //= 2

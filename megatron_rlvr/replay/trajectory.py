@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_rlvr.replay.scores import check_unit_interval, score_at
+from megatron_rlvr.replay.scores import check_unit_interval, success_at
 
 MAX_TOKEN = np.iinfo(np.int32).max
 
@@ -71,7 +72,8 @@ class StoredTrajectory:
             raise ValueError(
                 f"a trajectory of {len(self.token_ids)} tokens with prompt_length {self.prompt_length} has no response"
             )
-        self._check_positions()
+        if any(each is not None for each in (self.positions, self.fractions, self.states)):
+            self._check_positions()
 
     def _check_positions(self) -> None:
         places, given = self.positions, {"fractions": self.fractions, "states": self.states}
@@ -101,19 +103,21 @@ class StoredTrajectory:
 
     def scores_of(self, indices: NDArray[np.intp]) -> NDArray[np.float64]:
         """[k] -> [k]: sigma-hat of each prefix."""
-        return score_at(self.fractions_of(indices), self.success_rate, self.reward)
+        probability = success_at(self.fractions_of(indices), self.success_rate, self.reward)
+        return np.sqrt(probability * (1.0 - probability))
 
     def prefix(self, index: int) -> Prefix:
         """Prefix number `index`; its token ids are a view, nothing is copied."""
         position = index * self.stride if self.positions is None else int(self.positions[index])
-        fraction = position / self.length if self.fractions is None else self.fractions[index]
+        fraction = position / self.length if self.fractions is None else float(self.fractions[index])
+        probability = success_at(fraction, self.success_rate, self.reward)
         return Prefix(
             prompt_id=self.prompt_id,
             token_ids=self.token_ids[: self.prompt_length + position],
             prompt_length=self.prompt_length,
             position=position,
             length=self.length,
-            score=float(score_at(fraction, self.success_rate, self.reward)),
+            score=math.sqrt(probability * (1.0 - probability)),
             step=self.step,
             state=None if self.states is None else json.loads(self.states[index]),
             expert=self.expert,

@@ -16,7 +16,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 0.3, 1.0, 1e-12, 1e12, 7.0]), min_
 @given(WEIGHTS, st.integers(0, 2**53 - 1))
 def test_a_point_falls_on_the_item_that_running_sums_name(weights: list[float], numerator: int) -> None:
     integers = [round(weight * 10) for weight in weights if weight <= 7.0]  # sums without rounding
-    tree = SumTree(map(float, integers))
+    tree = SumTree(integers)
     if not sum(integers):
         assert tree.total == 0.0
         return
