@@ -125,6 +125,19 @@ def test_settled_prefixes_are_never_drawn_by_score() -> None:
     assert buffer.draw(0) == []
 
 
+@pytest.mark.parametrize(("point", "position"), [(0.0, 1), (1.0 - 2.0**-53, 2)])
+def test_the_ends_of_the_random_range_fall_on_weighted_prefixes(
+    monkeypatch: pytest.MonkeyPatch, point: float, position: int
+) -> None:
+    """Both ends of [0, 1) beside prefixes of weight 0: the bare prompt of p0 = 0, and a solved prompt after it."""
+    buffer = PrefixBuffer(None)
+    add(buffer, "solved", 3, 1.0)
+    add(buffer, "hard", 3, 0.0)
+    add(buffer, "solved too", 3, 1.0)
+    monkeypatch.setattr("megatron_rlvr.replay.random_words.RandomWords.uniform", lambda self, count: [point] * count)
+    assert set(places(buffer.draw(1))) == {("hard", position)}
+
+
 def test_window_5_keeps_the_newest_5_updates() -> None:
     buffer = PrefixBuffer(window=5)
     for step in range(10):

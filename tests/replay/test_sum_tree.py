@@ -32,6 +32,15 @@ def test_no_point_falls_on_weight_zero(weights: list[float], numerator: int) -> 
         assert weights[tree.find(numerator / 2**53 * tree.total)] > 0.0
 
 
+def test_a_difference_that_rounds_up_to_a_weight_stays_on_it() -> None:
+    """The point is below the total, yet less the first weight it rounds (to even) to all of the third."""
+    ulp = 2.0**-52
+    tree = SumTree([1.5 * ulp, 0.0, 1.5, 0.0])
+    point = 1.5 + ulp
+    assert point < tree.total and point - 1.5 * ulp == 1.5
+    assert tree.find(point) == 2
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.floats(0.0, 1e6)), max_size=60))
 def test_sums_do_not_drift(changes: list[tuple[int, float]]) -> None:
     tree, weights = SumTree(), [0.0] * 41
