@@ -1,17 +1,18 @@
 """Step time of Megatron's schedule with a policy loss against megatron-core's own language-model loss, on one batch.
 
-    python tools/bench_step.py [--repeats 20] [--sequences 64] [--tokens 64] [--hidden 256] [--losses respo proximal_kl]
+    python tools/bench_step.py [--repeats 40] [--sequences 64] [--tokens 64] [--hidden 256] [--losses respo proximal_kl]
 
-Both run the same model, tokens and schedule in one process, forward and backward without an optimizer step,
-interleaved; the minimum of the repeats is compared. All tokens but the first of each sequence are action tokens, as the
-language-model loss trains on all of them. A policy loss is timed with its metrics, whose cost is about 10 ms on one CPU
-core whatever the model: the ratio falls as models grow.
+Both run the same model, tokens and schedule in one process, forward and backward without an optimizer step, in turns
+whose order alternates; the median over the rounds of the ratio within a round is printed, since single steps vary by a
+tenth on a shared machine. All tokens but the first of each sequence are action tokens, as the language-model loss
+trains on all of them. A policy loss is timed with its metrics, a few milliseconds a micro-batch whatever the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -98,21 +99,27 @@ def language_model_step(learner: Learner, batch: MiniBatch) -> None:
     )
 
 
-def best_seconds(steps: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Least processor seconds of each step over interleaved repeats, after one warm-up of each."""
-    best = dict.fromkeys(steps, float("inf"))
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
+def paired_seconds(steps: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Processor seconds of each step in every round; each round runs all steps, every second one in reverse order."""
+    for step in steps.values():
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for repeat in range(repeats):
+        for name in list(steps)[:: 1 if repeat % 2 else -1]:
             start = time.process_time()
-            step()
-            if repeat:
-                best[name] = min(best[name], time.process_time() - start)
-    return best
+            steps[name]()
+            seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def median_ratio(seconds: list[float], baseline: list[float]) -> float:
+    """Median over the rounds of one step's time over the other's in the same round: slow drifts cancel."""
+    return statistics.median(mine / other for mine, other in zip(seconds, baseline, strict=True))
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeats", type=int, default=20)
+    options.add_argument("--repeats", type=int, default=40)
     options.add_argument("--sequences", type=int, default=64)
     options.add_argument("--tokens", type=int, default=64, help="tokens per sequence")
     options.add_argument("--hidden", type=int, default=256, help="hidden size of the model")
@@ -124,10 +131,11 @@ def main() -> None:
         steps: dict[str, Callable[[], Any]] = {"language model": lambda: language_model_step(learner, batch)}
         for name in args.losses:
             steps[name] = functools.partial(learner.actor.accumulate, batch, LossConfig(name=name))
-        best = best_seconds(steps, args.repeats)
-        print(f"{args.sequences} sequences of {args.tokens} tokens, least CPU seconds of {args.repeats}")
-        for name, seconds in best.items():
-            print(f"{name:16s} {seconds * 1e3:8.1f} ms   {seconds / best['language model']:.3f}x")
+        seconds = paired_seconds(steps, args.repeats)
+        print(f"{args.sequences} sequences of {args.tokens} tokens, median CPU seconds of {args.repeats} rounds")
+        for name, times in seconds.items():
+            ratio = median_ratio(times, seconds["language model"])
+            print(f"{name:16s} {statistics.median(times) * 1e3:8.1f} ms   {ratio:.3f}x")
         learner.close()
 
 
