@@ -20,8 +20,10 @@ class UserError(Exception):
 class ModelSpec:
     """A decoder as its Hugging Face config.json describes it; sizes are counts, `hidden_size` etc. are features.
 
+    attention_bias  q, k and v have a bias; `output_bias` says so of o_proj, `mlp_bias` of the dense MLP
     moe_layers      [num_layers] bool   True where the MLP is a mixture of experts
-    rope_scaling    parameters of the RoPE variant as config.json names them (empty: default RoPE)
+    rope_scaling    rope_type and the variant's parameters as config.json names them, defaults filled in (empty:
+                    default RoPE)
     eos_token_ids   ids that end a response
     """
 
@@ -46,6 +48,8 @@ class ModelSpec:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = True
     rope_scaling: tuple[tuple[str, object], ...] = ()
+    output_bias: bool = False
+    mlp_bias: bool = False
 
 
 @dataclass(frozen=True)
