@@ -99,8 +99,8 @@ def _check_reference(config: RunConfig) -> None:
     horizons = config.loss.variance_horizons
     if not uses_reference(config.loss.name, config.reference.enabled) and horizons:
         raise UserError(
-            f"loss.variance_horizons is {horizons}, but loss.name {config.loss.name} runs without a reference policy; set "
-            "reference.enabled=true or leave loss.variance_horizons out"
+            f"loss.variance_horizons is {horizons}, but loss.name {config.loss.name} runs without a reference policy; "
+            "set reference.enabled=true or leave loss.variance_horizons out"
         )
 
 

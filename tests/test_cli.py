@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from megatron_rlvr.cli import main
 from megatron_rlvr.observability.report import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +83,9 @@ def _assert_refused(done: subprocess.CompletedProcess[str], place: Path, *parts:
         ),
         ("train run.yaml model.path=none", ["model.path", "none", "not a directory"]),
         ("train run.yaml data.train=none.jsonl", ["data.train", "none.jsonl"]),
+        ("train run.yaml data.train=null", ["data.train is unset", "set data.train=PROBLEMS.jsonl"]),
+        ("train run.yaml loss.variance_horizons=[4]", ["loss.variance_horizons is [4]", "reference.enabled=true"]),
+        ("train run.yaml loss.name=proximal_kl reference.enabled=false", ["reference.enabled is false", "proximal_kl"]),
         ("train run.yaml loss.name=respi", ["'respi' is unknown", "respo"]),
         ("train run.yaml loss.hyperparameters.lambda_poss=2", ["lambda_poss", "lambda_pos"]),
         ("train run.yaml rollout.max_response_length=49", ["is 65 tokens", "max_position_embeddings 64"]),
@@ -105,6 +109,18 @@ def test_an_earlier_run_is_refused_and_left_alone(place: Path) -> None:
     done = _cli(place, "train", "run.yaml")
     assert done.returncode == 2 and "already holds a run" in done.stderr and "--overwrite" in done.stderr
     assert [p.name for p in (place / "runs" / "a").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_lambda_that_breaks_a_tail_condition_is_warned_of(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "runs" / "a").mkdir(parents=True)
+    (place / "runs" / "a" / "metrics.jsonl").write_text('{"step": 1}\n')  # so that the command ends behind its checks
+    assert main(["train", "run.yaml", "loss.hyperparameters.lambda_pos=3"]) == 2
+    warning, refusal = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: lambda_pos=3 breaks the positive tail condition") and "lambda_pos=2" in warning
+    assert "already holds a run" in refusal
 
 
 # Faults that only the ranks can see
@@ -149,7 +165,7 @@ def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     for command in (
         ["sft", "run.yaml", "actor.dtype=bf16"],
         ["train", "run.yaml", "model.path=warm"],
-        ["eval", "run.yaml", "model.path=warm"],
+        ["eval", "run.yaml", "model.path=warm", "data.train=null"],
     ):
         done = _cli(place, *command)
         assert done.returncode == 0, done.stderr

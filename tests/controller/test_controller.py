@@ -85,6 +85,8 @@ def test_dynamic_sampling_replaces_groups_of_one_verdict_until_the_batch_is_full
     groups = controller.collect()
     assert asked(engine) == [[0, 1, 2, 3], [4, 5], [6]]
     assert [g.prompt.id for g in groups] == ["1", "3", "5", "6"]
+    found = controller.metrics()
+    assert (found["rollout/attempts"], found["rollout/dropped_groups"], found["training/epoch"]) == (3, 3, 0)
 
 
 def test_dynamic_sampling_gives_up_with_the_statistics(one_rank):

@@ -130,6 +130,25 @@ def test_denominators_are_of_the_whole_mini_batch_on_every_rank(trajectories: li
         assert rank.num_action_tokens == sum(lengths)
         assert rank.num_sequences == sum(length > 0 for length in lengths)
     assert sum(len(batch.labels) for rank in ranks for batch in rank.micro_batches) == sum(lengths)
+    fed = sum(trajectory.num_tokens - 1 for trajectory in trajectories if trajectory.action_mask.any())
+    assert sum(batch.num_tokens for rank in ranks for batch in rank.micro_batches) == fed
+
+
+@settings(deadline=None)
+@given(trajectory_lists(MAX_TOKENS), run_options)
+def test_places_and_groups_lead_back_to_each_response(trajectories: list[Trajectory], options: dict) -> None:
+    """An advantage names its trajectory here, and trajectory i is of group i // 3."""
+    owners = [index // 3 for index in range(len(trajectories))]
+    seen = []
+    for rank in all_ranks(trajectories, {**options, "group_index": owners}):
+        assert rank.group_index is not None and len(rank.group_index) == rank.num_sequences
+        for batch in rank.micro_batches:
+            assert batch.sequence_index is not None and len(batch.sequence_index) == batch.num_sequences
+            for place, advantage in zip(batch.sequence_index.tolist(), batch.advantages.tolist(), strict=True):
+                if place >= 0:
+                    assert rank.group_index[place] == owners[int(advantage + 3.5)]
+                    seen.append(place)
+    assert sorted(seen) == list(range(sum(t.response_length > 0 for t in trajectories)))
 
 
 @settings(deadline=None)

@@ -12,7 +12,9 @@ from megatron_rlvr.losses import (
     alarms,
     correction_variance,
     finalize_metrics,
+    first_corrections,
     flatten_metrics,
+    group_variances,
     merge_metrics,
     policy_loss,
     reduction_of,
@@ -155,6 +157,36 @@ def test_variance_of_the_correction_by_definition():
         correction_variance(batch.logprobs, batch.reference_logprobs, batch.cu_seqlens, 4)
 
 
+def test_variance_of_unequal_groups_whose_responses_lie_in_different_parts():
+    """Three micro-batches, one of them a dummy; groups of 3, 1, 2 and 4, the single one without a variance."""
+    lengths, owners = [3, 8, 5, 2, 9, 4, 6, 7, 1, 12], [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
+    batch = random_batch(4, lengths)
+    gaps = [[p - r for p, r in zip(logp, ref, strict=True)] for logp, _, ref, _ in batch.sequences()]
+    groups = [
+        [0.3 * sum(min(max(x, -0.05), 0.05) for x in gaps[i][:4]) for i in part]
+        for part in ([0, 1, 2], [4, 5], [6, 7, 8, 9])
+    ]
+    parts = []
+    for order in ([7, 0, 4], [9, 1, 3, 8, 2, 5, 6], []):
+        sequences = torch.tensor([0, *(len(gaps[i]) for i in order)] if order else [0, 0]).cumsum(0)
+        log_ratio = torch.tensor([x for i in order for x in gaps[i]], dtype=torch.float64)
+        parts.append(
+            first_corrections(
+                log_ratio,
+                torch.zeros_like(log_ratio),
+                sequences,
+                horizons=[4],
+                sequence_index=torch.tensor(order or [-1]),
+                num_sequences=len(lengths),
+            )
+        )
+    whole = group_variances(merge_metrics(parts), torch.tensor(owners))
+    expected = statistics.fmean(statistics.variance(group) for group in groups)
+    assert finalize_metrics(whole) == {"proximal_kl/variance/H=4": pytest.approx(expected)}
+    alone = group_variances(merge_metrics(parts), torch.arange(len(lengths)))
+    assert finalize_metrics(alone) == {}
+
+
 def test_no_alarm_on_policy():
     batch = random_batch(3, [60] * 8, drift=0.0)
     for name in ("respo", "grpo", "proximal_kl"):
@@ -182,6 +214,9 @@ def test_alarms_speak_up():
     assert "have log-probability -inf" in one(alarms(metrics_of("respo", masked)))
     off = random_batch(8, [20] * 8, drift=0.5)
     assert len(step_zero_alarms(metrics_of("grpo", off), tolerance=1e-3)) == 2
+    recomputed = metrics_of("grpo", random_batch(9, [20] * 8, drift=0.0)) | {"refresh/logprob_gap/mean": 0.2}
+    assert "differ by 0.2 nats" in one(step_zero_alarms(recomputed, tolerance=1e-3))
+    assert "more than rounding makes" in one(alarms(recomputed))
 
 
 def test_one_token_routed_elsewhere_by_a_tie_does_not_stop_a_run():

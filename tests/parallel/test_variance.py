@@ -66,7 +66,7 @@ def expected_variances(model, batch):
 def test_variance_is_that_of_whole_groups_on_every_rank(measured, layout, rank):
     expected, ranks = measured
     metrics = ranks[rank][layout]
-    assert metrics["micro_batches"] > 2  # more than one group fits none of them
+    assert metrics["micro_batches"] >= 2  # on each rank: the largest group fits none of them
     for horizon, variance in expected.items():
         assert variance > 1e-5
         assert metrics[f"proximal_kl/variance/H={horizon}"] == pytest.approx(variance, rel=1e-4)
