@@ -1,0 +1,144 @@
+"""A run's model as a sampler for the tools: its prompts, its engine, its verifier, in one process without Megatron."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
+from megatron_rlvr.hf import read_model_spec
+from megatron_rlvr.rewards import score_groups
+from megatron_rlvr.rollout import Engine, SamplingSettings, build_engine, roll_out, sampling_settings
+from megatron_rlvr.types import Group, Prompt, UserError
+
+Decode = Callable[[list[int]], str]
+_WHOLE_FILE, _PIECE = 8 << 20, 1 << 20
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Scored responses from an engine; `sampling.seed` is replaced in every call."""
+
+    engine: Engine
+    decode: Decode
+    verifier: str
+    sampling: SamplingSettings
+    seed: int
+
+    def sample(self, prompts: Sequence[Prompt], n: int, stage: int, index: int) -> list[Group]:
+        """`n` responses to each prompt, scored. They follow from the seed, `stage` and `index`, not from earlier calls.
+
+        Raises what Engine.generate raises.
+        """
+        seed = int(np.random.SeedSequence([self.seed, stage, index]).generate_state(1)[0]) & 0x7FFFFFFF
+        groups = roll_out(self.engine, prompts, n, replace(self.sampling, seed=seed), self.decode)
+        score_groups(groups, name=self.verifier)
+        return groups
+
+
+def read_prompts(config: RunConfig) -> tuple[list[Prompt], Decode]:
+    """The prompts of data.train as a run makes them, and the tokenizer's way back to text. Raises UserError."""
+    data = config.data
+    problems = load_problems(problem_file(config), data.prompt_key, data.answer_key)
+    tokenizer = load_tokenizer(config.model.path)
+    prompts = tokenize_problems(
+        problems,
+        tokenizer,
+        chat_template=data.chat_template,
+        suffix=data.suffix,
+        max_prompt_length=data.max_prompt_length,
+    )
+    return prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def problem_file(config: RunConfig) -> Path:
+    """data.train. Raises UserError where it is unset."""
+    if config.data.train is None:
+        raise UserError("data.train is unset, so there are no problems to sample; set data.train=PROBLEMS.jsonl")
+    return config.data.train
+
+
+@contextlib.contextmanager
+def open_sampler(config: RunConfig, decode: Decode) -> Iterator[Sampler]:
+    """The engine of the rollout section on this process's device. Raises UserError where it refuses to start."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    engine = build_engine(config, read_model_spec(config.model.path), device)
+    try:
+        yield Sampler(engine, decode, config.rewards.name, sampling_settings(config, 0), config.seed)
+    finally:
+        engine.close()
+
+
+def responses_per_call(config: RunConfig, asked: int | None) -> int:
+    """Responses that one engine call samples: enough that a few long ones at its end do not leave the engine idle."""
+    return 4 * config.rollout.max_num_seqs if asked is None else asked
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """Everything in a config that samples depend on, the contents of model and problems included, under its own name.
+
+    A file of more than 8 MiB is known by its size and its first, middle and last MiB: training moves all of a tensor.
+    """
+    data, rollout = config.data, config.rollout
+    keys = ("prompt_key", "answer_key", "chat_template", "suffix")
+    sampling = ("engine", "precision", "max_response_length", "temperature", "top_p", "top_k", "max_num_seqs")
+    return {
+        "model": model_digest(config.model.path),
+        "problems": file_digest(problem_file(config)),
+        **{f"data.{key}": getattr(data, key) for key in keys},
+        **{f"rollout.{key}": getattr(rollout, key) for key in sampling},
+        "rewards.name": config.rewards.name,
+        "seed": config.seed,
+    }
+
+
+def model_digest(path: Path) -> str:
+    """Digest of a checkpoint's config, tokenizer, chat template and weights."""
+    patterns = ("config.json", "tokenizer*", "*.jinja", "*.safetensors")
+    files = sorted({file for pattern in patterns for file in path.glob(pattern)})
+    return _short(b"".join(file.name.encode() + file_digest(file).encode() for file in files))
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file. Raises UserError where it cannot be read."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            if size <= _WHOLE_FILE:
+                return _short(file.read())
+            pieces = [str(size).encode()]
+            for start in (0, size // 2, size - _PIECE):
+                file.seek(start)
+                pieces.append(file.read(_PIECE))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a file that exists") from None
+    return _short(b"".join(pieces))
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def run_tool(main: Callable[[], None]) -> int:
+    """Exit code of a tool: 2 after a fault of the user's, told in one sentence."""
+    try:
+        main()
+    except UserError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if dist.is_initialized():  # vLLM makes groups and leaves them
+            dist.destroy_process_group()
+    return 0
