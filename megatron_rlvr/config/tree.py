@@ -84,8 +84,8 @@ class LossConfig(Section):
     )
     variance_horizons: list[PositiveInt | Literal["full"]] = Field(
         default_factory=list,
-        description="horizons H in tokens at which V(H), the spread of the KL correction among a prompt's responses, is "
-        "logged; needs a reference policy",
+        description="horizons H in tokens at which V(H), the spread of the KL correction among a prompt's responses, "
+        "is logged; needs a reference policy",
     )
 
 
