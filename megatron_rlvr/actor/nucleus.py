@@ -50,23 +50,26 @@ def nucleus_floor(
     rows = min(max(vocab_size - rank * len(weight), 0), len(weight))
     if not distribution.truncated:
         return floor
+    memory = hidden.new_empty(min(chunk_tokens, len(hidden)), rows, dtype=torch.float32)
     with exact_products(hidden):
         for start in range(0, len(hidden), chunk_tokens):
             part = slice(start, start + chunk_tokens)
-            z = _row_logits(hidden[part], weight[:rows], distribution.temperature, chunk_vocab)
+            z = memory[: len(hidden[part])]
+            _fill_logits(z, hidden[part], weight[:rows], distribution.temperature, chunk_vocab)
             floor[part] = _chunk_floor(z, len(weight), distribution, group, vocab_size)
     return floor
 
 
-def _row_logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float, chunk_vocab: int) -> torch.Tensor:
-    """Float32 logits [n, rows] of whole rows."""
-    z = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
+def _fill_logits(
+    z: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, temperature: float, chunk_vocab: int
+) -> None:
+    """Write the logits of whole rows into `z` [n, rows]."""
+    chunk_vocab = max(1, min(chunk_vocab, len(weight)))
     buffer = hidden.new_empty(len(hidden) * chunk_vocab, dtype=torch.float32)
     tokens, room = operand(hidden, room_for(hidden, len(hidden))), room_for(weight, chunk_vocab)
     for start in range(0, len(weight), chunk_vocab):
         rows = operand(weight[start : start + chunk_vocab], room)
         z[:, start : start + len(rows)] = tile_logits(tokens, rows, temperature, buffer)
-    return z
 
 
 def _chunk_floor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def plain_logprob(hidden, weight, labels, vocab_size, temperature=1.0):
@@ -71,3 +72,18 @@ def make_inputs(tokens, hidden_size, vocab_size, padding=0, dtype=torch.float32,
     weight = (torch.randn(vocab_size + padding, hidden_size, generator=generator) * size / hidden_size**0.5).to(dtype)
     labels = torch.randint(vocab_size, (tokens,), generator=generator)
     return hidden, weight, labels, torch.randn(tokens, generator=generator)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements that any operation's new result had."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result

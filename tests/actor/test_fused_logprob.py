@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_rlvr.actor.fused_logprob import linear_logprob
-from tests.actor.logprob_reference import error, make_inputs, numbers, plain_logprob, spread
+from tests.actor.logprob_reference import Largest, error, make_inputs, numbers, plain_logprob, spread
 from tests.ranks import run_ranks
 
 
@@ -125,28 +124,13 @@ def test_only_the_wanted_gradient_is_made(frozen):
     assert gone.grad is None and error(kept.grad, truth) < 1e-6
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the most elements that any operation's new result had."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return result
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_of_the_size_of_the_logits_is_made_or_kept(dtype):
     tokens, vocab = 256, 3000
     hidden, weight, labels, upstream = make_inputs(tokens, 8, vocab, dtype=dtype)
     weight.requires_grad_()
     kept = []
-    with _Largest() as largest, torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         logprobs, _ = fused(labels, vocab, chunk_tokens=64, chunk_vocab=256)(hidden, weight)
         logprobs.backward(upstream)
     assert largest.numel == max(64 * 256, weight.numel()) < tokens * vocab / 30

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from megatron_rlvr.actor.fused_logprob import linear_logprob
 from megatron_rlvr.actor.nucleus import nucleus_floor
 from megatron_rlvr.types import LogprobDistribution
-from tests.actor.logprob_reference import error, make_inputs, naive_support, numbers, truncated_logprob
+from tests.actor.logprob_reference import Largest, error, make_inputs, naive_support, numbers, truncated_logprob
 
 
 def found_support(hidden, weight, distribution, vocab_size, **chunks):
@@ -104,6 +104,13 @@ def test_no_floor_and_a_floor_that_cuts_nothing_give_the_same_bits():
     whole = numbers(fused, hidden, weight, upstream)
     cut = numbers(partial(fused, floor=floor), hidden, weight, upstream)
     assert all(torch.equal(a, b) for a, b in zip(whole, cut, strict=True))
+
+
+def test_no_more_than_one_chunk_of_logits_is_held():
+    hidden, weight, _, _ = make_inputs(256, 8, 3000, size=4.0)
+    with Largest() as largest:
+        nucleus_floor(hidden, weight, LogprobDistribution(0.6, 0.8), group=None, vocab_size=3000, chunk_tokens=16)
+    assert largest.numel == 16 * 3000 < weight.numel() * 3
 
 
 def test_a_nan_reaches_its_own_token_only():
