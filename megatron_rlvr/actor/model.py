@@ -1,8 +1,9 @@
-"""GPTModel chunks of this pipeline rank, built from a ModelSpec: Qwen3 dense and Qwen3-MoE."""
+"""GPTModel chunks of this pipeline rank, built from a ModelSpec of any family."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron_rlvr.actor import platform
 from megatron_rlvr.actor.context_attention import ContextParallelAttention
 from megatron_rlvr.actor.head import LogprobHead
-from megatron_rlvr.actor.modules import RMSNorm, SdpaCoreAttention
+from megatron_rlvr.actor.modules import RMSNorm, SdpaCoreAttention, with_bias
+from megatron_rlvr.actor.rope import inverse_frequencies, softmax_scale
 from megatron_rlvr.config.tree import ActorConfig
 from megatron_rlvr.types import ModelSpec
 
@@ -43,6 +45,7 @@ def transformer_config(spec: ModelSpec, config: ActorConfig) -> TransformerConfi
         attention_dropout=0.0,
         hidden_dropout=0.0,
         attention_softmax_in_fp32=True,
+        softmax_scale=softmax_scale(spec),
         bias_activation_fusion=accelerated,
         bias_dropout_fusion=accelerated,
         masked_softmax_fusion=accelerated,
@@ -60,6 +63,7 @@ def transformer_config(spec: ModelSpec, config: ActorConfig) -> TransformerConfi
         expert_tensor_parallel_size=config.expert_tensor,
         sequence_parallel=config.tensor_parallel > 1,
         variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # dense models too: the default refuses sequences of variable length
         # The policy loss arrives divided by the mini-batch's own denominator: Megatron must not average it again.
         calculate_per_token_loss=True,
         # Weights come from a checkpoint. The initialisers still run, as they mark parameters as tensor parallel (the
@@ -104,17 +108,17 @@ def _moe_fields(spec: ModelSpec, config: ActorConfig, accelerated: bool) -> dict
         moe_router_load_balancing_type="aux_loss" if balanced else "none",
         moe_aux_loss_coeff=config.moe_aux_loss_coeff,
         moe_router_dtype="fp32",
-        moe_token_dispatcher_type="alltoall",
         moe_grouped_gemm=accelerated,
     )
 
 
-def layer_spec(config: TransformerConfig, vp_stage: int | None) -> Any:
+def layer_spec(config: TransformerConfig, spec: ModelSpec, vp_stage: int | None) -> Any:
     """Transformer Engine's block on accelerators that have it; else the local one with our norm and attention."""
     accelerated = platform.use_transformer_engine()
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=accelerated, normalization="RMSNorm", vp_stage=vp_stage
     )
+    _add_biases(block, spec)
     if accelerated:
         return block
     block.layer_norm = RMSNorm
@@ -125,6 +129,17 @@ def layer_spec(config: TransformerConfig, vp_stage: int | None) -> Any:
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block
+
+
+def _add_biases(block: Any, spec: ModelSpec) -> None:
+    """Biases of single layers: megatron-core's add_bias_linear knows only all of them, and none beside experts."""
+    for layer in block.layer_specs:
+        attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp
+        if spec.output_bias:
+            attention.linear_proj = with_bias(attention.linear_proj)
+        if spec.mlp_bias:  # 0.16 wraps the MLP in a ModuleSpec, 0.19 in a partial
+            parts = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+            parts.linear_fc1, parts.linear_fc2 = with_bias(parts.linear_fc1), with_bias(parts.linear_fc2)
 
 
 def padded_vocab_size(spec: ModelSpec, tensor_parallel: int) -> int:
@@ -144,7 +159,7 @@ def _build_chunk(
 ) -> GPTModel:
     chunk = GPTModel(
         config=megatron_config,
-        transformer_layer_spec=layer_spec(megatron_config, stage),
+        transformer_layer_spec=layer_spec(megatron_config, spec, stage),
         vocab_size=padded_vocab_size(spec, config.tensor_parallel),
         max_sequence_length=spec.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -155,6 +170,7 @@ def _build_chunk(
         share_embeddings_and_output_weights=spec.tie_word_embeddings,
         vp_stage=stage,
     )
+    chunk.rotary_pos_emb.inv_freq = inverse_frequencies(spec).to(platform.device())
     if chunk.post_process:
         LogprobHead.take_over(chunk.output_layer, vocab_size=spec.vocab_size)
     return chunk.to(platform.device())

@@ -10,6 +10,18 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
 
+class _Biased:
+    """Mixin before a parallel linear layer: it has a bias, whatever its builder asks for."""
+
+    def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
+        super().__init__(*args, bias=True, **kwargs)  # type: ignore[call-arg]
+
+
+def with_bias(linear: type) -> type:
+    """The parallel linear layer class `linear`, always with a bias."""
+    return linear if issubclass(linear, _Biased) else type(f"Biased{linear.__name__}", (_Biased, linear), {})
+
+
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm over the last dimension; the stock local norm refuses sequence_parallel."""
 

@@ -30,12 +30,16 @@ _IN_LAYERS = frozenset(
     (
         "input_layernorm.weight",
         "self_attention.linear_qkv.weight",
+        "self_attention.linear_qkv.bias",
         "self_attention.q_layernorm.weight",
         "self_attention.k_layernorm.weight",
         "self_attention.linear_proj.weight",
+        "self_attention.linear_proj.bias",
         "pre_mlp_layernorm.weight",
         "mlp.linear_fc1.weight",
+        "mlp.linear_fc1.bias",
         "mlp.linear_fc2.weight",
+        "mlp.linear_fc2.bias",
         "mlp.router.weight",
     ),
 )

@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from megatron_rlvr.actor import platform
 
-# Linear layers and embeddings are split over the tensor group; norms and routers are replicated.
-_SPLIT = re.compile(r"(linear_qkv|linear_proj|linear_fc1|linear_fc2|word_embeddings|output_layer)\.")
+# Linear layers and embeddings are split over the tensor group; norms and routers are replicated, and so are the biases
+# of row-parallel layers, which are added to the reduced output.
+_SPLIT = re.compile(r"(linear_qkv|linear_fc1|word_embeddings|output_layer)\.|(linear_proj|linear_fc2)\.weight")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from megatron_rlvr.hf.checkpoint import HFCheckpoint
 from megatron_rlvr.hf.mapping import WeightMap
 from megatron_rlvr.hf.spec import read_model_spec
+from megatron_rlvr.hf.stages import Stage, pipeline_stages
 from megatron_rlvr.hf.writer import write_checkpoint
 
-__all__ = ["HFCheckpoint", "WeightMap", "read_model_spec", "write_checkpoint"]
+__all__ = ["HFCheckpoint", "Stage", "WeightMap", "pipeline_stages", "read_model_spec", "write_checkpoint"]

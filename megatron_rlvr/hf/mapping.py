@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 
 import torch
 
 from megatron_rlvr.hf.families import Rule, family_rules
 from megatron_rlvr.hf.layouts import Shape, Slices, Vocabulary
+from megatron_rlvr.hf.stages import Stage
 from megatron_rlvr.types import ModelSpec, Place, UserError
 
 ReadSlices = Callable[[str, Slices], torch.Tensor]
@@ -24,6 +26,9 @@ class WeightMap:
         self.spec = spec
         self.vocab_multiple = vocab_multiple
         self._rules = {rule.name: rule for rule in family_rules(spec, vocab_multiple)}
+        self._layers: dict[int | None, list[Rule]] = {}
+        for rule in self._rules.values():
+            self._layers.setdefault(rule.layer, []).append(rule)
 
     def names(self) -> list[str]:
         """Every canonical name, in model order; a tied output layer is not among them."""
@@ -31,7 +36,16 @@ class WeightMap:
 
     def local_names(self, place: Place) -> list[str]:
         """The names without the experts of other expert-parallel ranks; pipeline stages are left to the caller."""
-        return [name for name, rule in self._rules.items() if self._is_local(rule, place)]
+        experts = self._local_experts(place)
+        return [name for name, rule in self._rules.items() if rule.expert is None or rule.expert in experts]
+
+    def stage_names(self, place: Place, stage: Stage) -> list[str]:
+        """The names of the parameters that the rank at `place` has in the model chunk `stage`, in model order.
+
+        Where embedding and head are tied, a last stage that is not the first holds a copy of the embedding under the
+        head's name.
+        """
+        return [rule.name for rule in self._stage_rules(self._local_experts(place), stage)]
 
     def hf_names(self, name: str) -> tuple[str, ...]:
         """The Hugging Face tensors that make the canonical tensor `name`, in joining order."""
@@ -40,6 +54,10 @@ class WeightMap:
     def hf_shapes(self) -> dict[str, Shape]:
         """Name and shape of every Hugging Face tensor of the model, in model order."""
         return {source.name: source.shape for rule in self._rules.values() for source in rule.sources}
+
+    def num_parameters(self) -> int:
+        """Weights and biases of the whole model; a tied head counts once, vocabulary padding not at all."""
+        return sum(prod(source.shape) for rule in self._rules.values() for source in rule.sources)
 
     def shard_shape(self, name: str, place: Place) -> Shape:
         """Shape of this rank's slice of `name`. Raises UserError where the place does not divide it."""
@@ -60,13 +78,21 @@ class WeightMap:
         Raises UserError where the place does not divide the tensor, ValueError where the expert lives elsewhere.
         """
         rule = self._rule(name)
-        if not self._is_local(rule, place):
+        parts = [read(source, part) for source, part in self.local_slices(name, place)]
+        return rule.layout.join(parts, _shapes(rule), _split(rule, place)[1])
+
+    def local_slices(self, name: str, place: Place) -> list[tuple[str, Slices]]:
+        """(Hugging Face tensor, the part of it that this place needs) for each tensor that makes `name`.
+
+        Raises as `local_tensor`.
+        """
+        rule = self._rule(name)
+        if rule.expert is not None and rule.expert not in self._local_experts(place):
             raise ValueError(f"{name} does not live on expert-parallel rank {place.expert_rank} of {place.expert_size}")
         rank, size = _split(rule, place)
         _require_divisible(rule, size)
         slices = rule.layout.local_slices(_shapes(rule), rank, size)
-        parts = [read(source.name, part) for source, part in zip(rule.sources, slices, strict=True)]
-        return rule.layout.join(parts, _shapes(rule), size)
+        return [(source.name, part) for source, part in zip(rule.sources, slices, strict=True)]
 
     def merge(self, name: str, shards: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         """The Hugging Face tensors of `name` from the shards of all (expert-)tensor-parallel ranks, in rank order.
@@ -92,15 +118,25 @@ class WeightMap:
             return Rule(name, embedding.sources, Vocabulary(multiple=self.vocab_multiple))
         raise ValueError(f"{name!r} is not a tensor of this {self.spec.family} model")
 
-    def _is_local(self, rule: Rule, place: Place) -> bool:
-        if rule.expert is None:
-            return True
-        if self.spec.num_experts % place.expert_size:
+    def _stage_rules(self, experts: range, stage: Stage) -> Iterator[Rule]:
+        ends = self._layers[None]
+        yield from (rule for rule in ends if stage.first and rule.name.startswith("embedding."))
+        for layer in stage.layers:
+            yield from (rule for rule in self._layers[layer] if rule.expert is None or rule.expert in experts)
+        yield from (rule for rule in ends if stage.last and not rule.name.startswith("embedding."))
+        if stage.last and not stage.first and self.spec.tie_word_embeddings:
+            yield self._rule("output_layer.weight")
+
+    def _local_experts(self, place: Place) -> range:
+        """Global numbers of the experts on this place's expert-parallel rank."""
+        total = self.spec.num_experts
+        if total % place.expert_size:
             raise UserError(
                 f"actor.expert_parallel {place.expert_size} does not divide the model's "
-                f"{self.spec.num_experts} experts; use a divisor of them."
+                f"{total} experts; use a divisor of them."
             )
-        return rule.expert // (self.spec.num_experts // place.expert_size) == place.expert_rank
+        each = total // place.expert_size
+        return range(place.expert_rank * each, (place.expert_rank + 1) * each)
 
 
 def _shapes(rule: Rule) -> list[Shape]:

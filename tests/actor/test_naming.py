@@ -14,6 +14,9 @@ LAYER = "decoder.layers.1."
         (LAYER + "self_attention.linear_qkv.weight", "decoder.layers.5.self_attention.linear_qkv.weight"),
         (LAYER + "self_attention.q_layernorm.weight", "decoder.layers.5.self_attention.q_layernorm.weight"),
         (LAYER + "pre_mlp_layernorm.weight", "decoder.layers.5.pre_mlp_layernorm.weight"),
+        (LAYER + "self_attention.linear_qkv.bias", "decoder.layers.5.self_attention.linear_qkv.bias"),
+        (LAYER + "self_attention.linear_proj.bias", "decoder.layers.5.self_attention.linear_proj.bias"),
+        (LAYER + "mlp.linear_fc1.bias", "decoder.layers.5.mlp.linear_fc1.bias"),
         (LAYER + "mlp.router.weight", "decoder.layers.5.mlp.router.weight"),
         (LAYER + "mlp.linear_fc2.weight", "decoder.layers.5.mlp.linear_fc2.weight"),
         # Transformer Engine: fused norms, grouped experts
@@ -37,7 +40,8 @@ def test_both_layer_specs_give_global_names(local, canonical):
     [
         "decoder.layers.0.mlp.experts.weight1",
         "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
-        "decoder.layers.0.self_attention.linear_qkv.bias",
+        "decoder.layers.0.self_attention.linear_qkv.layer_norm_bias",
+        "decoder.layers.0.mlp.experts.linear_fc1.bias0",
         "embedding.position_embeddings.weight",
     ],
 )

@@ -7,6 +7,11 @@ from megatron_rlvr.types import UserError
 
 from .checkpoints import BASE, MOE
 
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+QWEN2 = {"model_type": "qwen2", "head_dim": None}
+LLAMA = {"model_type": "llama", "head_dim": None}
+
 
 def write_config(path, config):
     (path / "config.json").write_text(json.dumps(config))
@@ -61,6 +66,61 @@ def test_head_dim_defaults_differ_between_families(tmp_path):
     assert read_model_spec(write_config(tmp_path, without(BASE | MOE, "head_dim"))).head_dim == 6
 
 
+@pytest.mark.parametrize(
+    ("change", "biases", "qk_norm"),
+    [
+        ({}, (False, False, False), True),
+        ({"attention_bias": True}, (True, True, False), True),
+        (MOE | {"attention_bias": True}, (True, True, False), True),
+        (QWEN2, (True, False, False), False),
+        (QWEN2 | {"attention_bias": False}, (True, False, False), False),  # transformers' Qwen2 asks no such key
+        (LLAMA, (False, False, False), False),
+        (LLAMA | {"attention_bias": True}, (True, True, False), False),
+        (LLAMA | {"mlp_bias": True}, (False, False, True), False),
+    ],
+)
+def test_biases_and_qk_norm_are_the_family_s(tmp_path, change, biases, qk_norm):
+    spec = read_model_spec(write_config(tmp_path, BASE | change))
+    assert (spec.attention_bias, spec.output_bias, spec.mlp_bias) == biases
+    assert spec.qk_norm == qk_norm and spec.head_dim == 6
+
+
+def test_rope_variants_come_with_their_defaults(tmp_path):
+    spec = read_model_spec(write_config(tmp_path, BASE | {"rope_parameters": YARN}))
+    assert dict(spec.rope_scaling) == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": True,
+        "attention_factor": pytest.approx(1.1386294361),  # 0.1 ln 4 + 1
+    }
+    old = without(BASE, "rope_parameters") | {"rope_theta": 5e5, "rope_scaling": without(LLAMA3, "rope_theta")}
+    spec = read_model_spec(write_config(tmp_path, old | {"original_max_position_embeddings": 32}))
+    assert spec.rope_theta == 5e5
+    assert dict(spec.rope_scaling) == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+
+
+def test_only_llama_may_leave_out_the_key_value_heads(tmp_path):
+    config = without(BASE, "num_key_value_heads")
+    assert read_model_spec(write_config(tmp_path, config | LLAMA)).num_key_value_heads == 4
+    with pytest.raises(UserError, match="has no num_key_value_heads"):
+        read_model_spec(write_config(tmp_path, config))
+
+
+@pytest.mark.parametrize("layers", [[3], ["1"], 1])
+def test_dense_layers_that_do_not_exist_are_refused(tmp_path, layers):
+    with pytest.raises(UserError, match=r"mlp_only_layers .* from 0 to 2"):
+        read_model_spec(write_config(tmp_path, BASE | MOE | {"mlp_only_layers": layers}))
+
+
 def test_several_end_tokens(tmp_path):
     assert read_model_spec(write_config(tmp_path, BASE | {"eos_token_id": [1, 7]})).eos_token_ids == (1, 7)
 
@@ -69,10 +129,24 @@ def test_several_end_tokens(tmp_path):
     ("change", "words"),
     [
         ({"model_type": "gpt2"}, ("model_type", "'gpt2'", "qwen3_moe")),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, ("rope_type", "'yarn'")),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}}, ("rope_type", "'dynamic'")),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, ("rope_type", "'linear'")),
-        ({"attention_bias": True}, ("attention_bias", "True")),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ("rope_scaling", "rope_parameters")),
+        ({"rope_parameters": [1]}, ("rope_parameters", "[1]")),
+        ({"rope_parameters": YARN | {"factor": None}}, ("factor", "None")),
+        ({"rope_parameters": YARN | {"factor": "4"}}, ("factor", "'4'")),
+        ({"rope_parameters": YARN | {"beta_fats": 32}}, ("beta_fats", "yarn")),
+        ({"rope_parameters": YARN | {"beta_slow": 40}}, ("beta_fast", "32", "40")),
+        ({"rope_parameters": YARN | {"truncate": 1}}, ("truncate", "1")),
+        ({"rope_parameters": YARN | {"attention_factor": -1.0}}, ("attention_factor", "-1.0")),
+        ({"rope_parameters": YARN | {"original_max_position_embeddings": 0.5}}, ("original_max", "0.5")),
+        ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, ("high_freq_factor", "1.0")),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}}, ("low_freq_factor", "None")),
+        ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1, 1]}}, ("mrope_section", "default")),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor",)),
+        ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
         ({"use_sliding_window": True}, ("use_sliding_window",)),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'")),
         ({"num_key_value_heads": 3}, ("num_key_value_heads", "3", "4")),
         ({"hidden_size": "24"}, ("hidden_size", "'24'")),

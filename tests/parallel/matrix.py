@@ -96,10 +96,10 @@ def run_matrix(root: Path, names: Collection[str] | None = None) -> Matrix:
     """The layouts of both tests (or those of these names, and what they are compared with), a launch per world size."""
     matrix = Matrix(root / "layouts", root / "aux")
     write_model(matrix.layouts / "model", dense_layers=(1,))
-    _write_jobs(matrix.layouts, _chosen(LAYOUTS, names), LOSSES, {"micro_batch_tokens": 130}, extra=[LONE_RESPONSE])
+    write_jobs(matrix.layouts, _chosen(LAYOUTS, names), LOSSES, {"micro_batch_tokens": 130}, extra=[LONE_RESPONSE])
     write_model(matrix.aux / "model")
     actor = {"micro_batch_tokens": ONE_MICRO_BATCH, "moe_aux_loss_coeff": AUX_COEFFICIENT}
-    _write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, multiple=4)
+    write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, multiple=4)
     for world_size in LAYOUTS:
         jobs = [str(folder / f"job{world_size}.json") for folder in (matrix.layouts, matrix.aux)]
         run_ranks("tests.parallel.update_worker", world_size, *jobs, log_dir=root / f"logs{world_size}")
@@ -113,19 +113,21 @@ def _chosen(layouts: Layouts, names: Collection[str] | None) -> Layouts:
     }
 
 
-def _write_jobs(
+def write_jobs(
     folder: Path,
     layouts: Layouts,
     losses: Mapping[str, Any],
     actor: dict[str, Any],
     *,
+    count: int = 12,
     multiple: int = 1,
     extra: Sequence[tuple[int, int]] = (),
 ) -> None:
+    """A rollout batch of the model in `folder` and one job for `update_worker` per world size."""
     model = folder / "model"
     (folder / "results").mkdir()
     with open(folder / "batch.pickle", "wb") as file:
-        pickle.dump(rollout_batch(model, multiple=multiple, extra=extra), file)
+        pickle.dump(rollout_batch(model, count=count, multiple=multiple, extra=extra), file)
     config = {
         "run_dir": str(folder),
         "model": {"path": str(model)},

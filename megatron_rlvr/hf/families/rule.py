@@ -27,3 +27,8 @@ class Rule:
     sources: tuple[Source, ...]
     layout: Layout
     expert: int | None = None
+
+    @property
+    def layer(self) -> int | None:
+        """Global layer number; None for embedding, final norm and head."""
+        return int(self.name.split(".", 3)[2]) if self.name.startswith("decoder.layers.") else None
