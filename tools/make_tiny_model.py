@@ -1,6 +1,6 @@
-"""Write a tiny Qwen3-MoE (or dense Qwen3) with its own small tokenizer as a Hugging Face directory.
+"""Write a tiny model with its own small tokenizer as a Hugging Face directory.
 
-    python tools/make_tiny_model.py OUT [--layers 4] [--experts 8] [--top-k 2] [--hidden 64] [--dense] [--seed 0]
+    python tools/make_tiny_model.py OUT [--family qwen3_moe] [--layers 4] [--experts 8] [--hidden 64] [--seed 0]
 
 Random weights, for tests and the quickstart: it has to be trained before it says anything. Needs no network.
 """
@@ -12,8 +12,10 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
+# Not qwen2: beside that model type transformers replaces the rules by which this tokenizer cuts text.
+FAMILIES = ("qwen3_moe", "qwen3", "llama")
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
 # Numbers below 100 and the opening of the box are one token each, as large vocabularies group digits and frequent text.
 BOX = "\\boxed{"
@@ -37,7 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | Qwen3MoeConfig:
+def build_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
     """The model's sizes; an explicit head_dim and fewer key-value than query heads, as the published models have."""
     shared = {
         "vocab_size": len(tokenizer),
@@ -54,16 +56,15 @@ def build_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    if args.dense:
-        return Qwen3Config(**shared)
-    return Qwen3MoeConfig(
-        **shared,
-        num_experts=args.experts,
-        num_experts_per_tok=args.top_k,
-        moe_intermediate_size=args.moe_intermediate,
-        norm_topk_prob=True,
-        router_aux_loss_coef=0.0,
-    )
+    if args.family == "qwen3_moe":
+        shared |= {
+            "num_experts": args.experts,
+            "num_experts_per_tok": args.top_k,
+            "moe_intermediate_size": args.moe_intermediate,
+            "norm_topk_prob": True,
+            "router_aux_loss_coef": 0.0,
+        }
+    return AutoConfig.for_model(args.family, **shared)
 
 
 @torch.no_grad()
@@ -90,7 +91,7 @@ def make_tiny_model(args: argparse.Namespace) -> int:
     """Write the directory args.out and return the number of parameters."""
     tokenizer = build_tokenizer()
     config = build_config(args, tokenizer)
-    model = Qwen3ForCausalLM(config) if args.dense else Qwen3MoeForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     initialise(model, args.seed)
     model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
@@ -98,7 +99,7 @@ def make_tiny_model(args: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Write a tiny Qwen3-MoE or Qwen3 checkpoint with random weights.")
+    parser = argparse.ArgumentParser(description="Write a tiny checkpoint with random weights.")
     parser.add_argument("out", type=Path, help="directory to write")
     sizes = {
         "layers": 4,
@@ -114,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     }
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
-    parser.add_argument("--dense", action="store_true", help="a dense Qwen3 instead")
+    parser.add_argument("--family", choices=FAMILIES, default="qwen3_moe", help="model_type; default qwen3_moe")
     parser.add_argument("--tied", action="store_true", help="output layer tied to the embedding")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)

@@ -144,6 +144,7 @@ def test_several_end_tokens(tmp_path):
         ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}}, ("low_freq_factor", "None")),
         ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1, 1]}}, ("mrope_section", "default")),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor",)),
+        (QWEN2 | {"head_dim": 8}, ("head_dim", "8", "6")),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
         ({"use_sliding_window": True}, ("use_sliding_window",)),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),

@@ -16,10 +16,10 @@ import arithmetic  # noqa: E402
 import make_tiny_model  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=["moe", "dense", "tied"])
+@pytest.fixture(scope="module", params=["moe", "tied", "qwen3", "llama"])
 def directory(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("models") / request.param
-    flags = {"moe": [], "dense": ["--dense"], "tied": ["--tied"]}[request.param]
+    flags = {"moe": [], "tied": ["--tied"]}.get(request.param, ["--family", request.param])
     make_tiny_model.make_tiny_model(make_tiny_model.parser().parse_args([str(out), *flags]))
     return out
 
@@ -30,7 +30,8 @@ def test_sizes_are_what_the_quickstart_promises(directory):
     assert 100_000 < sum(t.numel() for t in tensors.values()) < 500_000
     assert spec.num_layers >= 4 and spec.head_dim * spec.num_attention_heads != spec.hidden_size
     assert spec.num_key_value_heads < spec.num_attention_heads
-    if directory.name != "dense":
+    assert spec.family == (directory.name if directory.name in make_tiny_model.FAMILIES else "qwen3_moe")
+    if spec.family == "qwen3_moe":
         assert (spec.num_experts, spec.num_experts_per_tok, spec.moe_layers) == (8, 2, (True,) * 4)
         assert sum(t.numel() for t in tensors.values()) > 200_000
     HFCheckpoint(directory).check_complete(spec)

@@ -14,4 +14,6 @@ def describe(config: ConfigJson) -> dict[str, Any]:
     """Fields of the ModelSpec that only this family has, with the defaults of transformers' Qwen2Config."""
     config.require("num_key_value_heads")
     per_head = config.integer("hidden_size") // config.integer("num_attention_heads")
-    return {"head_dim": config.integer("head_dim", per_head), "qk_norm": False, "attention_bias": True}
+    if config.integer("head_dim", per_head) != per_head:
+        raise config.refuse("head_dim", f"engines take hidden_size / num_attention_heads {per_head} for this family")
+    return {"head_dim": per_head, "qk_norm": False, "attention_bias": True}
