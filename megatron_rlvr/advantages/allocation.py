@@ -1,4 +1,4 @@
-"""How many responses each prompt gets when a fixed budget is shared out by difficulty (Reinforce-Ada, VSR's control)."""
+"""How many responses each prompt gets when a fixed budget is shared out by difficulty (VSR's control Reinforce-Ada)."""
 
 from __future__ import annotations
 

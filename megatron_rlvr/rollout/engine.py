@@ -104,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def cache_usage(self) -> tuple[int, int]:
-        """Context tokens that `generate` found in the prefix cache so far, and all that it looked up; (0, 0): unknown."""
+        """Context tokens that `generate` found in its prefix cache so far, and all it looked up; (0, 0): unknown."""
         ...
 
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> RefreshReport:
