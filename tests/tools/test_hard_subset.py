@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -121,7 +122,8 @@ def test_a_job_killed_midway_ends_as_one_that_ran_through(job, capsys):
 
     command = [sys.executable, str(ROOT / "tools" / "hard_subset.py"), *arguments(root, root / "killed.jsonl")]
     state = root / "killed.state.jsonl"
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         if state.exists() and state.read_bytes().count(b"\n") > 4:
