@@ -3,6 +3,7 @@
     problem   "3+6+4+5="            response   "3,9,13,18 \\boxed{18}"
 
     python examples/arithmetic.py --out DIR      writes train.jsonl, heldout.jsonl, demonstrations.jsonl
+    ... --terms 10 10 --experts                  longer sums; experts.jsonl: right responses to the training problems
 
 Demonstrations are partly wrong on purpose: each addition is off by a little with some probability, and the chain goes
 on from the wrong total. A model that imitates them answers correctly about as often as they do; it knows how to add and
@@ -17,6 +18,7 @@ import json
 import random
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Literal
 
 MIN_TERMS, MAX_TERMS = 3, 6
 LARGEST_TERM = 6
@@ -54,10 +56,12 @@ def make_demonstrations(
     exclude: Collection[str] = (),
     min_terms: int = MIN_TERMS,
     max_terms: int = MAX_TERMS,
+    errors: Literal["either", "up"] = "either",
 ) -> list[dict[str, str]]:
     """`n` worked problems {problem, response}, possibly repeated, none in `exclude`.
 
     wrong_probability   chance of every single addition to be wrong
+    errors              a wrong total is too small or too large; with "up" always too large, so that errors never cancel
     """
     rng = random.Random(seed)
     banned = set(exclude)
@@ -65,9 +69,18 @@ def make_demonstrations(
     while len(demonstrations) < n:
         terms = _draw_terms(rng, min_terms, max_terms)
         if _problem_text(terms) not in banned:
-            response = _worked_response(terms, wrong_probability, rng)
+            response = _worked_response(terms, wrong_probability, rng, errors)
             demonstrations.append({"problem": _problem_text(terms), "response": response})
     return demonstrations
+
+
+def make_experts(problems: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """The right worked response {problem, response} to each of `make_problems`."""
+    rng = random.Random(0)  # never asked: no addition is wrong
+    return [
+        {"problem": text, "response": _worked_response([int(term) for term in text.rstrip("=").split("+")], 0.0, rng)}
+        for text in (row["problem"] for row in problems)
+    ]
 
 
 def _draw_terms(rng: random.Random, min_terms: int, max_terms: int) -> list[int]:
@@ -78,12 +91,13 @@ def _problem_text(terms: Iterable[int]) -> str:
     return "+".join(map(str, terms)) + "="
 
 
-def _worked_response(terms: list[int], wrong_probability: float, rng: random.Random) -> str:
+def _worked_response(terms: list[int], wrong_probability: float, rng: random.Random, errors: str = "either") -> str:
     totals = [terms[0]]
     for term in terms[1:]:
         total = totals[-1] + term
         if rng.random() < wrong_probability:
-            total = abs(total + rng.choice((-1, 1)) * rng.randint(1, 9))
+            sign = 1 if errors == "up" else rng.choice((-1, 1))
+            total = abs(total + sign * rng.randint(1, 9))
         totals.append(total)
     return f"{','.join(map(str, totals))} \\boxed{{{totals[-1]}}}"
 
@@ -99,15 +113,25 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems")
     parser.add_argument("--demonstrations", type=int, default=32768, help="demonstrations")
     parser.add_argument("--wrong-probability", type=float, default=0.2, help="chance that an addition is wrong")
+    parser.add_argument(
+        "--terms", type=int, nargs=2, default=(MIN_TERMS, MAX_TERMS), metavar=("MIN", "MAX"), help="terms of a sum"
+    )
+    parser.add_argument("--errors", choices=("either", "up"), default="either", help="which way additions are wrong")
+    parser.add_argument("--experts", action="store_true", help="write right responses to the training problems too")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    heldout = make_problems(args.heldout, args.seed + 1)
+    heldout = make_problems(args.heldout, args.seed + 1, (), *args.terms)
     kept_out = {row["problem"] for row in heldout}
     args.out.mkdir(parents=True, exist_ok=True)
     _write_lines(args.out / "heldout.jsonl", heldout)
-    _write_lines(args.out / "train.jsonl", make_problems(args.train, args.seed, kept_out))
-    demonstrations = make_demonstrations(args.demonstrations, args.seed + 2, args.wrong_probability, kept_out)
+    train = make_problems(args.train, args.seed, kept_out, *args.terms)
+    _write_lines(args.out / "train.jsonl", train)
+    if args.experts:
+        _write_lines(args.out / "experts.jsonl", make_experts(train))
+    demonstrations = make_demonstrations(
+        args.demonstrations, args.seed + 2, args.wrong_probability, kept_out, *args.terms, args.errors
+    )
     _write_lines(args.out / "demonstrations.jsonl", demonstrations)
     print(f"{args.out}: {args.train} training, {args.heldout} held-out problems, {args.demonstrations} demonstrations")
 
