@@ -183,6 +183,8 @@ def test_rollouts_are_one_line_per_response(tmp_path: Path) -> None:
         "prompt": "1+1=",
         "answer": "2",
         "response": "\\boxed{2} é",
+        "replayed": False,
+        "prefix_length": 0,
         "score": 1.0,
         "reward": 0.5,
         "advantage": None,

@@ -81,6 +81,17 @@ def test_cached_context_is_sampled_by_the_new_weights(models, closing):
     assert gap(models[0], given, groups) > 0.1
 
 
+def test_continuations_of_one_long_context_find_it_in_the_cache(models, closing):
+    engine = closing(models[0], count_cache_hits=True)
+    given = contexts(3, seed=12, **LONG)
+    before = engine.cache_usage()
+    engine.generate(given, 4, SAMPLING)
+    hits, asked = (after - old for after, old in zip(engine.cache_usage(), before, strict=True))
+    assert asked == 4 * sum(map(len, given))
+    assert 3 * 3 * 32 <= hits < asked  # all but the first of each context find at least its first block
+    assert closing(models[0]).cache_usage() == (0, 0)
+
+
 def test_streamed_push_that_fails_blocks_the_engine_until_a_complete_one(models, closing):
     engine = closing(models[0], staging_bytes=0)
     given, tensors = contexts(4, seed=22), tensors_of(models[1])
