@@ -70,6 +70,8 @@ def linear_logprob(
     piecewise constant in the weights, so this is the exact gradient wherever there is one.
     """
     _check(hidden, weight, labels, temperature, floor)
+    ranks = 1 if group is None else dist.get_world_size(group)
+    _check_sizes(vocab_size, ranks * len(weight), chunk_tokens, chunk_vocab)
     rank = 0 if group is None else dist.get_rank(group)
     first = rank * len(weight)
     tiles = _Tiles(
@@ -91,10 +93,19 @@ def _check(
         raise ValueError(f"hidden, weight and labels have shapes {shapes}; they must be [A, h], [V, h] and [A]")
     if hidden.dtype != weight.dtype:
         raise ValueError(f"hidden is {hidden.dtype} but weight is {weight.dtype}; give both the same dtype")
+    if hidden.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"hidden is {hidden.dtype}; give float32 or bfloat16")
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; use a positive one")
     if floor is not None and (floor.shape != labels.shape or floor.dtype != torch.float32):
         raise ValueError(f"floor is {floor.dtype} {list(floor.shape)}; it must be float32 {list(labels.shape)}")
+
+
+def _check_sizes(vocab_size: int, rows: int, chunk_tokens: int, chunk_vocab: int) -> None:
+    if not 1 <= vocab_size <= rows:
+        raise ValueError(f"vocab_size is {vocab_size}; it must lie between 1 and the {rows} rows of all ranks' weights")
+    if chunk_tokens < 1 or chunk_vocab < 1:
+        raise ValueError(f"chunk_tokens is {chunk_tokens} and chunk_vocab {chunk_vocab}; both must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def _corrections(
         num_sequences=mini_batch.num_sequences,
         beta=settings.beta,
         cost_clip=settings.cost_clip,
+        tail_decay=settings.tail_decay,
     )
 
 

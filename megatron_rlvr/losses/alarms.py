@@ -75,8 +75,8 @@ def _toothless_credit(metrics: Mapping[str, float]) -> list[str]:
     if bound is None or bound >= size:
         return []
     return [
-        f"The KL credit can reach {bound:.3g} at most (beta * cost_clip * min(horizon, length), mean length "
-        f"{metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot "
+        f"The KL credit can reach {bound:.3g} at most (beta * cost_clip * min(horizon, length), more with "
+        f"tail_decay; mean length {metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot "
         "restrain the policy; raise beta or cost_clip."
     ]
 
@@ -86,8 +86,8 @@ def _impossible_tokens(metrics: Mapping[str, float]) -> list[str]:
     if share == 0:
         return []
     return [
-        f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and are left "
-        "out: both must score tokens under the distribution that drew them."
+        f"{share:.2%} of the action tokens have log-probability -inf under the learner or the sampler and get no "
+        "gradient: both must score tokens under the distribution that drew them."
     ]
 
 

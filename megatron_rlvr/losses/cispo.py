@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss, Terms
@@ -14,7 +15,7 @@ class CispoHyperparameters(Hyperparameters):
     """Range of the weight."""
 
     weight_low: float = number(0.0, low=0.0)
-    weight_high: float = number(5.0, above=0.0)
+    weight_high: float = number(5.0, above=0.0, high=math.exp(MAX_LOG_WEIGHT_CLAMP))
 
     def check_relations(self) -> None:
         if self.weight_low > self.weight_high:

@@ -24,7 +24,8 @@ class PackedTokens:
     """The detached inputs of a loss: S sequences, T action tokens, log-probs in nats, float32 or float64.
 
     logprobs            [T] learner pi_theta
-    behavior_logprobs   [T] sampler pi_behav; -inf marks a token the sampler cannot have drawn: masked from every sum
+    behavior_logprobs   [T] sampler pi_behav; -inf marks a token the sampler cannot have drawn: its coefficient, log
+                        ratio and KL cost are 0, and still counts in the length of its response
     reference_logprobs  [T] proximal reference pi_k
     advantages          [S] float64
     segments            where the sequences lie
@@ -55,8 +56,10 @@ class PackedTokens:
 
     @cached_property
     def reference_log_ratio(self) -> Tensor:
-        """[T] l_t = log pi_theta - log pi_k, finite; 0 where both are impossible."""
+        """[T] l_t = log pi_theta - log pi_k, finite; 0 where both are impossible and for a masked token."""
         ratio = self.logprobs - self.reference_logprobs
+        if not self.all_finite:
+            ratio.masked_fill_(torch.isneginf(self.behavior_logprobs), 0.0)
         return ratio.nan_to_num_(nan=0.0, posinf=IMPOSSIBLE_LOG_RATIO, neginf=-IMPOSSIBLE_LOG_RATIO)
 
     @cached_property

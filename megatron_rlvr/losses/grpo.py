@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron_rlvr.losses.core import PackedTokens, PolicyLoss, Terms
-from megatron_rlvr.losses.hyperparameters import Hyperparameters, log_weight_clamp, number
+from megatron_rlvr.losses.hyperparameters import Hyperparameters, clip_range, log_weight_clamp, number
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class GrpoHyperparameters(Hyperparameters):
 
 def terms(tokens: PackedTokens, hp: GrpoHyperparameters) -> Terms:
     """Per token: min(rho A, clip(rho) A) has no gradient above the range for A >= 0 and below it for A < 0."""
-    rho = tokens.reference_log_ratio.clamp(max=hp.log_w_clamp).exp_()
-    advantages = tokens.token_advantages
-    clipped = torch.where(advantages >= 0, rho > 1 + hp.clip_high, rho < 1 - hp.clip_low)
+    log_rho, advantages = tokens.reference_log_ratio, tokens.token_advantages
+    low, high = clip_range(hp.clip_low, hp.clip_high)
+    clipped = torch.where(advantages >= 0, log_rho > high, log_rho < low)
     weights = tokens.token_weights(hp.log_w_clamp).masked_fill_(clipped, 0.0)
-    return Terms(weights * advantages, weights, clipped)
+    return Terms(weights * advantages, weights, clipped | (tokens.log_ratio > hp.log_w_clamp))
 
 
 LOSS = PolicyLoss("grpo", GrpoHyperparameters, terms, reference="optional")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_rlvr.losses.core import sequence_loss
-from megatron_rlvr.losses.hyperparameters import Hyperparameters, log_weight_clamp, number
+from megatron_rlvr.losses.hyperparameters import Hyperparameters, clip_range, log_weight_clamp, number
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,11 @@ class GspoHyperparameters(Hyperparameters):
 
 def kernel(log_w: Tensor, lengths: Tensor, advantages: Tensor, hp: GspoHyperparameters) -> tuple[Tensor, Tensor]:
     """[S] s where the clip is inactive, else 0; and where it is active."""
-    s = (log_w / lengths.clamp(min=1)).clamp(-hp.log_w_clamp, hp.log_w_clamp).exp()
-    clipped = torch.where(advantages >= 0, s > 1 + hp.clip_high, s < 1 - hp.clip_low)
-    return torch.where(clipped, 0.0, s), clipped
+    log_s = log_w / lengths.clamp(min=1)
+    low, high = clip_range(hp.clip_low, hp.clip_high)
+    clipped = torch.where(advantages >= 0, log_s > high, log_s < low)
+    s = log_s.clamp(-hp.log_w_clamp, hp.log_w_clamp).exp()
+    return torch.where(clipped, 0.0, s), clipped | (log_s.abs() > hp.log_w_clamp)
 
 
 LOSS = sequence_loss("gspo", GspoHyperparameters, kernel)

@@ -64,6 +64,8 @@ def number(
         if value <= above:
             return f"give a number above {above:g}"
         if not low <= value <= high:
+            if high == math.inf:
+                return f"give a number of at least {low:g}"
             return f"give a number up to {high:g}" if low == -math.inf else f"give a number from {low:g} to {high:g}"
         return None
 
@@ -93,6 +95,11 @@ def count_or(default: int | str, word: str) -> Any:
 def log_weight_clamp() -> Any:
     """The bound on |log W|, in nats (SPEC: 20), at most 80 so that its exponential fits float32."""
     return number(LOG_WEIGHT_CLAMP, above=0.0, high=MAX_LOG_WEIGHT_CLAMP)
+
+
+def clip_range(low: float, high: float) -> tuple[float, float]:
+    """The logs of 1 - low and 1 + high, so that a ratio is compared before any cap on its own log."""
+    return math.log1p(-low) if low < 1 else -math.inf, math.log1p(high)
 
 
 def _checked(default: Any, problem: Callable[[object], Problem]) -> Any:

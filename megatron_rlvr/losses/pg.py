@@ -18,7 +18,7 @@ class PgHyperparameters(Hyperparameters):
 def terms(tokens: PackedTokens, hp: PgHyperparameters) -> Terms:
     """Per token."""
     weights = tokens.token_weights(hp.log_w_clamp)
-    return Terms(weights * tokens.token_advantages, weights)
+    return Terms(weights * tokens.token_advantages, weights, tokens.log_ratio > hp.log_w_clamp)
 
 
 LOSS = PolicyLoss("pg", PgHyperparameters, terms)

@@ -79,7 +79,15 @@ def terms(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Terms:
     """Per token: c_i = w_i (A - C_i). A saturated cost never switches a token's gradient off."""
     weights = ratio_weights(tokens, hp)
     credited = tokens.token_advantages - credits(tokens, hp).to(weights.dtype)
-    return Terms(weights * credited, weights)
+    return Terms(weights * credited, weights, _capped(tokens, hp))
+
+
+def _capped(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor | None:
+    """[T] where the cap on the log of the weight holds; None without weights."""
+    if hp.weighting == "none":
+        return None
+    log_weights = tokens.log_ratio if hp.weighting == "token" else tokens.expand(tokens.segments.mean(tokens.log_ratio))
+    return log_weights > hp.log_w_clamp
 
 
 def credit_bound(lengths: Tensor, hp: ProximalKlHyperparameters) -> Tensor:

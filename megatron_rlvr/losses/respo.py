@@ -39,6 +39,11 @@ class RespoHyperparameters(Hyperparameters):
                 f"alpha_pos={self.alpha_pos:g} with beta_pos={self.beta_pos:g} makes phi(0) = 0, so positive responses "
                 "that became unlikely are starved of gradient: choose alpha_pos above 1 and beta_pos below 1."
             ]
+        if self.alpha_pos <= 1.5:
+            return [
+                f"alpha_pos={self.alpha_pos:g} breaks the positive tail condition for every lambda_pos: phi'(W) goes "
+                "as W^(2 alpha_pos - 3) at best, which does not vanish at W = 0; choose alpha_pos above 1.5."
+            ]
         wanted = (1 - self.beta_pos) ** (-1 / (self.alpha_pos - 1))
         # a > 2: phi'(0) = 0 for any lam, and phi falls everywhere as soon as lam >= 1/phi0(0)
         fine = self.lambda_pos >= wanted if self.alpha_pos > 2 else math.isclose(self.lambda_pos, wanted, rel_tol=1e-6)
@@ -50,7 +55,7 @@ class RespoHyperparameters(Hyperparameters):
         ]
 
     def _negative_tail(self) -> list[str]:
-        """phi(0) = 0, and the slope -1/2 at W = 1 that the positive branch has too: b (1 - lam) = -1/2."""
+        """phi(0) = 0, and slope -1/2 at W = 1, as the published positive branch has: b (1 - lam) = -1/2."""
         found = []
         if self.alpha_neg > 1 and self.beta_neg < 1:
             found.append(

@@ -33,6 +33,7 @@ def correction_variance(
     horizon: Horizon = "full",
     beta: float = 0.30,
     cost_clip: float | None = 0.05,
+    tail_decay: bool = False,
 ) -> dict[str, Tensor]:
     """Metric sums of V(H) under the key `proximal_kl/variance/H=<horizon>`; merge over ranks, then finalize.
 
@@ -51,6 +52,7 @@ def correction_variance(
         num_sequences=sequences,
         beta=beta,
         cost_clip=cost_clip,
+        tail_decay=tail_decay,
     )
     return group_variances(corrections, order // group_size)
 
@@ -66,19 +68,22 @@ def first_corrections(
     num_sequences: int,
     beta: float = 0.30,
     cost_clip: float | None = 0.05,
+    tail_decay: bool = False,
 ) -> dict[str, Tensor]:
     """One vector [num_sequences] for each horizon: C_1 of the responses given here, 0 for all others of the mini-batch.
 
     logprobs, reference_logprobs [T];  cu_seqlens [S+1]
     sequence_index  [S] place of each response in the mini-batch; -1: it belongs to none and is left out
     beta, cost_clip the cost per nat and its bound eps_F in nats
+    tail_decay      tokens past the horizon count with weights falling to 0 at the response's end (SPEC 4)
     """
     device = logprobs.device
     cu_seqlens, sequence_index = cu_seqlens.to(device, torch.int64), sequence_index.to(device, torch.int64)
     kept = sequence_index >= 0
     sums = {}
     for horizon in horizons:
-        first = first_token_correction(logprobs - reference_logprobs, cu_seqlens, horizon, cost_clip).mul_(beta)
+        log_ratio = logprobs - reference_logprobs
+        first = first_token_correction(log_ratio, cu_seqlens, horizon, cost_clip, tail_decay).mul_(beta)
         whole = torch.zeros(num_sequences, dtype=torch.float64, device=device)
         sums[f"{_PREFIX}{horizon}{_CORRECTIONS}"] = whole.index_put_((sequence_index[kept],), first[kept])
     return sums
@@ -108,12 +113,16 @@ def _sample_variances(values: Tensor, group_index: Tensor) -> Tensor:
     return squares[counts > 1] / (counts[counts > 1] - 1)
 
 
-def first_token_correction(log_ratio: Tensor, cu_seqlens: Tensor, horizon: Horizon, cost_clip: float | None) -> Tensor:
-    """[S] float64: C_1 / beta, the clipped costs of the first min(H, T) tokens of each response."""
+def first_token_correction(
+    log_ratio: Tensor, cu_seqlens: Tensor, horizon: Horizon, cost_clip: float | None, tail_decay: bool = False
+) -> Tensor:
+    """[S] float64: C_1 / beta, the clipped costs of the first min(H, T) tokens of each response, or all with a tail."""
     segments = Segments(cu_seqlens, len(log_ratio))
     bound = IMPOSSIBLE_LOG_RATIO if cost_clip is None else cost_clip
     costs = log_ratio.double().nan_to_num(nan=0.0).clamp(-bound, bound)
     if horizon != "full":
         position = torch.arange(len(costs), device=costs.device) - segments.expand(cu_seqlens[:-1])
-        costs = costs * (position < horizon)
+        length = segments.expand(segments.lengths)
+        tail = (length - 1 - position).double() / (length - horizon).clamp(min=1) if tail_decay else 0.0
+        costs = costs * torch.where(position < horizon, 1.0, tail)
     return segments.sum(costs)

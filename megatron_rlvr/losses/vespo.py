@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_rlvr.losses.core import by_sign, sequence_loss
-from megatron_rlvr.losses.hyperparameters import Hyperparameters, log_weight_clamp, number
+from megatron_rlvr.losses.hyperparameters import MAX_LOG_WEIGHT_CLAMP, Hyperparameters, log_weight_clamp, number
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ def kernel(log_w: Tensor, lengths: Tensor, advantages: Tensor, hp: VespoHyperpar
     clamped = log_w.abs() > hp.log_w_clamp
     log_w = log_w.clamp(-hp.log_w_clamp, hp.log_w_clamp)
     excess = torch.expm1(log_w)
-    positive = torch.exp(hp.beta_pos * log_w - hp.lambda_pos * excess)
-    negative = torch.exp(hp.beta_neg * log_w - hp.lambda_neg * excess)
-    return by_sign(advantages, positive, negative), clamped
+    positive = hp.beta_pos * log_w - hp.lambda_pos * excess
+    negative = hp.beta_neg * log_w - hp.lambda_neg * excess
+    log_phi = by_sign(advantages, positive, negative)
+    return log_phi.clamp(max=MAX_LOG_WEIGHT_CLAMP).exp(), clamped | (log_phi > MAX_LOG_WEIGHT_CLAMP)
 
 
 LOSS = sequence_loss("vespo", VespoHyperparameters, kernel)

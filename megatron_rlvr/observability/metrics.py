@@ -46,7 +46,7 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("actor/lr", "1", "learning rate of the update"),
     Metric("actor/skipped_updates", "updates", "1 where the gradient was not finite and the update was left out"),
     Metric("actor/ppo_kl", "nats", "mean of behaviour minus learner log-prob over action tokens"),
-    Metric("actor/pg_clipfrac", "share", "action tokens whose gradient the clip switched off"),
+    Metric("actor/pg_clipfrac", "share", "action tokens whose weight the loss's clip or clamp cut or switched off"),
     Metric("actor/ratio", "1", "mean of learner over behaviour probability per action token"),
     Metric("actor/ratio", "1", "its extremes", ("max", "min")),
     Metric("actor/log_ratio_abs", "nats", "largest |learner - behaviour log-prob| of a token", ("max",)),
@@ -71,7 +71,11 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("tail/negative/", "share, tokens, 1", "per bin of log W: p, m, amplification m/p, mean_length (A < 0)"),
     Metric("proximal_kl/credit_abs", "1", "mean |KL credit| per token"),
     Metric("proximal_kl/credit_abs", "1", "largest |KL credit|", ("max",)),
-    Metric("proximal_kl/credit_bound", "1", "mean over responses of beta * eps_F * min(H, T)"),
+    Metric(
+        "proximal_kl/credit_bound",
+        "1",
+        "mean over responses of beta * eps_F * min(H, T), plus half the tail beyond H with tail_decay",
+    ),
     Metric("proximal_kl/saturated", "share", "tokens whose KL cost is clipped"),
     Metric("proximal_kl/variance/", "1", "V(H) under H=<horizon>: variance of C_1 within a group, mean over groups"),
     # rewards and lengths

@@ -219,6 +219,27 @@ def test_alarms_speak_up():
     assert "more than rounding makes" in one(alarms(recomputed))
 
 
+@pytest.mark.parametrize("name", ["respo", "vespo", "grpo", "gspo", "pg", "cispo", "proximal_kl"])
+def test_every_loss_says_when_all_its_weights_sit_at_a_clamp(name):
+    far = random_batch(11, [20] * 8, drift=0.0)
+    far.behavior_logprobs = far.logprobs.detach() - 30.0
+    assert any("sit at the clip or clamp" in sentence for sentence in alarms(metrics_of(name, far)))
+
+
+def test_the_spread_of_the_correction_has_the_losses_own_tail():
+    batch = random_batch(12, [9, 4, 7, 12])
+    keywords = {"horizon": 3, "cost_clip": 0.05, "beta": 0.3, "tail_decay": True}
+    first = []
+    for logp, _, ref, _ in batch.sequences():
+        n, e = len(logp), 2  # the unit weights end at position 2
+        weights = [1.0 if j <= e else (n - 1 - j) / (n - 1 - e) for j in range(n)]
+        gaps = [min(max(p - r, -0.05), 0.05) for p, r in zip(logp, ref, strict=True)]
+        first.append(0.3 * sum(w * gap for w, gap in zip(weights, gaps, strict=True)))
+    sums = correction_variance(batch.logprobs, batch.reference_logprobs, batch.cu_seqlens, 2, **keywords)
+    expected = (statistics.variance(first[:2]) + statistics.variance(first[2:])) / 2
+    assert finalize_metrics(sums) == {"proximal_kl/variance/H=3": pytest.approx(expected)}
+
+
 def test_one_token_routed_elsewhere_by_a_tie_does_not_stop_a_run():
     tied = random_batch(9, [60] * 8, drift=0.0)
     tied.logprobs[7] -= 0.006

@@ -76,7 +76,8 @@ def test_refused(name, values, message):
     [
         ({"lambda_pos": 1.5}, "it asks for lambda_pos=2"),
         ({"beta_pos": 0.75}, "it asks for lambda_pos=4"),
-        ({"alpha_pos": 1.5, "beta_pos": 0.3, "lambda_pos": 1.7}, "it asks for lambda_pos=2.04082"),
+        ({"alpha_pos": 1.6, "beta_pos": 0.3, "lambda_pos": 1.7}, "it asks for lambda_pos=1.81205"),
+        ({"alpha_pos": 1.5, "beta_pos": 0.3, "lambda_pos": 2.04082}, "choose alpha_pos above 1.5"),
         ({"alpha_pos": 3.0, "lambda_pos": 1.0}, "it asks for lambda_pos=1.41421"),
         ({"alpha_pos": 1.0}, "starved"),
         ({"lambda_neg": 1.0}, "it asks for lambda_neg=2"),
@@ -100,6 +101,11 @@ def test_the_warned_condition_is_the_kernels_own():
         return abs(float(weights[0] - weights[1])) / math.exp(-12.0)
 
     assert flatness(beta_pos=0.75, lambda_pos=4.0) < 1e-3 < 0.1 < flatness(beta_pos=0.75, lambda_pos=2.0)
+    for alpha in (1.2, 1.4, 1.5, 1.7, 1.9, 2.0):
+        wanted = 0.5 ** (-1 / (alpha - 1))
+        fine = check_hyperparameters("respo", {"alpha_pos": alpha, "lambda_pos": wanted}) == []
+        assert fine == (alpha > 1.5), alpha
+        assert (flatness(alpha_pos=alpha, lambda_pos=wanted) < 0.1) == fine, alpha
 
 
 def test_other_values_that_are_allowed_and_fine():
