@@ -76,8 +76,8 @@ def _toothless_credit(metrics: Mapping[str, float]) -> list[str]:
         return []
     return [
         f"The KL credit can reach {bound:.3g} at most (beta * cost_clip * min(horizon, length), more with "
-        f"tail_decay; mean length {metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size {size:.3g}: it cannot "
-        "restrain the policy; raise beta or cost_clip."
+        f"tail_decay; mean length {metrics.get('response/length/mean', 0):.0f} tokens) beside advantages of size "
+        f"{size:.3g}: it cannot restrain the policy; raise beta or cost_clip."
     ]
 
 
