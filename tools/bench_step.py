@@ -3,9 +3,10 @@
     python tools/bench_step.py [--repeats 40] [--sequences 64] [--tokens 64] [--hidden 256] [--losses respo proximal_kl]
 
 Both run the same model, tokens and schedule in one process, forward and backward without an optimizer step, in turns
-whose order alternates; the median over the rounds of the ratio within a round is printed, since single steps vary by a
-tenth on a shared machine. All tokens but the first of each sequence are action tokens, as the language-model loss
-trains on all of them. A policy loss is timed with its metrics, a few milliseconds a micro-batch whatever the model.
+whose order alternates; printed are the median and the quartiles over the rounds of the ratio within a round, since
+single steps vary by a tenth on a shared machine: the median of 40 is then good to about 0.02. All tokens but the first
+of each sequence are action tokens, as the language-model loss trains on all of them. A policy loss is timed with its
+metrics, 2 to 4 ms a micro-batch whatever the model, and with the head's recomputed product.
 """
 
 from __future__ import annotations
@@ -112,9 +113,9 @@ def paired_seconds(steps: dict[str, Callable[[], Any]], repeats: int) -> dict[st
     return seconds
 
 
-def median_ratio(seconds: list[float], baseline: list[float]) -> float:
-    """Median over the rounds of one step's time over the other's in the same round: slow drifts cancel."""
-    return statistics.median(mine / other for mine, other in zip(seconds, baseline, strict=True))
+def ratio_quartiles(seconds: list[float], baseline: list[float]) -> list[float]:
+    """Quartiles over the rounds of one step's time over the other's in the same round: slow drifts cancel."""
+    return statistics.quantiles((mine / other for mine, other in zip(seconds, baseline, strict=True)), n=4)
 
 
 def main() -> None:
@@ -134,8 +135,8 @@ def main() -> None:
         seconds = paired_seconds(steps, args.repeats)
         print(f"{args.sequences} sequences of {args.tokens} tokens, median CPU seconds of {args.repeats} rounds")
         for name, times in seconds.items():
-            ratio = median_ratio(times, seconds["language model"])
-            print(f"{name:16s} {statistics.median(times) * 1e3:8.1f} ms   {ratio:.3f}x")
+            low, ratio, high = ratio_quartiles(times, seconds["language model"])
+            print(f"{name:16s} {statistics.median(times) * 1e3:8.1f} ms   {ratio:.3f}x   {low:.3f}..{high:.3f}")
         learner.close()
 
 
