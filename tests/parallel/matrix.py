@@ -82,6 +82,7 @@ AUX_LAYOUTS: Layouts = {
         "cp2_tp2_ep2": {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2},
     },
 }
+COMPARED_WITH = ("one", "two_micro_batches")
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,16 @@ def run_matrix(root: Path, names: Collection[str] | None = None) -> Matrix:
     actor = {"micro_batch_tokens": ONE_MICRO_BATCH, "moe_aux_loss_coeff": AUX_COEFFICIENT}
     write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, multiple=4)
     for world_size in LAYOUTS:
-        jobs = [str(folder / f"job{world_size}.json") for folder in (matrix.layouts, matrix.aux)]
-        run_ranks("tests.parallel.update_worker", world_size, *jobs, log_dir=root / f"logs{world_size}")
+        jobs = [folder / f"job{world_size}.json" for folder in (matrix.layouts, matrix.aux)]
+        wanted = [str(job) for job in jobs if json.loads(job.read_text())["layouts"]]
+        if wanted:
+            run_ranks("tests.parallel.update_worker", world_size, *wanted, log_dir=root / f"logs{world_size}")
     return matrix
 
 
 def _chosen(layouts: Layouts, names: Collection[str] | None) -> Layouts:
     return {
-        size: {name: layout for name, layout in group.items() if size == 1 or names is None or name in names}
+        size: {name: layout for name, layout in group.items() if names is None or name in {*names, *COMPARED_WITH}}
         for size, group in layouts.items()
     }
 
