@@ -1,7 +1,7 @@
 # make env         create .venv with pinned dependencies (PYTHON=python3.12 selects another Python and its pins)
 # make env312      the same on Python 3.12 in .venv312, for the test that compares both; says so where there is none
 # make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
-# make test        all tests (ARGS="-k name" to choose)
+# make test        all tests but the slow ones (ARGS="-k name" to choose, ARGS="-m nightly" for the slow ones)
 # make lint        ruff, mypy, import contracts
 # make clean       remove the environments and caches; run directories stay
 
