@@ -29,6 +29,7 @@ def named_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """transformers' gradients under checkpoint names: it fuses the experts of a layer in memory."""
     found = {}
     for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
         if name.endswith("experts.gate_up_proj"):
             for expert, (gate, up) in enumerate(g.chunk(2, 0) for g in weight.grad):
                 found[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
