@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from maze import LAYOUT, Maze, read_maze
+from network_variance import variance_rows
 from training import History, Settings, train
 
 matplotlib.use("Agg")
@@ -20,12 +21,14 @@ LEVEL = 0.9
 
 
 def rank_correlation(values: np.ndarray) -> float:
-    """Spearman's correlation of a curve with time."""
-    return float(np.corrcoef(np.arange(len(values)), np.argsort(np.argsort(values, kind="stable")))[0, 1])
+    """Spearman's correlation of a curve with time; equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float(np.corrcoef(np.arange(len(values)), ranks)[0, 1])
 
 
 def snapshots(updates: int) -> list[int]:
-    return [0, updates // 40, updates // 10, updates // 4, updates]
+    return [0, updates // 20, updates // 10, updates // 5, updates]
 
 
 def main(folder: Path, settings: Settings) -> None:
@@ -33,7 +36,7 @@ def main(folder: Path, settings: Settings) -> None:
     maze = read_maze()
     on_policy, driven = train(maze, False, settings), train(maze, True, settings)
     draw(maze, on_policy, driven, settings, folder / "figure.png")
-    text = table(on_policy, driven, settings)
+    text = table(on_policy, driven, settings) + "\n" + variance_table(maze, settings)
     (folder / "table.md").write_text(text)
     print(text + f"\nwrote {folder / 'figure.png'}")
 
@@ -62,13 +65,30 @@ def table(on_policy: History, driven: History, settings: Settings) -> str:
     )
 
 
+def variance_table(maze: Maze, settings: Settings) -> str:
+    """Variance of the importance-weighted estimator (Eq. 6) under both proposals along training, as Markdown."""
+    lines = ["| update | V(d) | V(mu) | V(mu) / V(d) | seeds where Assumption B.6 holds |", "|" + "---|" * 5]
+    for update, slow, fast, regular in variance_rows(maze, settings, snapshots(settings.updates)):
+        lines.append(f"| {update} | {slow:.4f} | {fast:.4f} | {fast / slow:.2f} | {regular} of {settings.seeds} |")
+    return "\n".join([*lines, ""])
+
+
 def draw(maze: Maze, on_policy: History, driven: History, settings: Settings, target: Path) -> None:
-    """mu over the maze at five times, and both learning curves with bands of one standard deviation over the seeds."""
-    figure = plt.figure(figsize=(11, 5.6), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25))
-    axes = upper.subplots(1, len(snapshots(settings.updates)))
-    for axis, update in zip(axes, snapshots(settings.updates), strict=True):
-        _draw_maze(axis, maze, driven.proposal[update].mean(0).numpy(), f"mu, update {update}")
+    """d, sigma and mu over the maze at five times, and the curves with bands of one standard deviation over the seeds.
+
+    Each map is the mean over the seeds, in shades from 0 to its own largest cell.
+    """
+    figure = plt.figure(figsize=(10, 9), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(2.1, 1), squeeze=False)[:, 0]
+    quantities = (
+        ("d", driven.occupancy, "Blues"),
+        ("sigma", driven.deviation, "Greens"),
+        ("mu", driven.proposal, "Reds"),
+    )
+    times = snapshots(settings.updates)
+    for row, (name, values, colors) in zip(upper.subplots(3, len(times)), quantities, strict=True):
+        for axis, update in zip(row, times, strict=True):
+            _draw_maze(axis, maze, values[update].mean(0).numpy(), colors, f"{name}, update {update}")
     left, right = lower.subplots(1, 2)
     for name, history, color in (("states from d", on_policy, "tab:gray"), ("states from mu", driven, "tab:red")):
         _band(left, history.success.numpy(), color, name)
@@ -78,16 +98,16 @@ def draw(maze: Maze, on_policy: History, driven: History, settings: Settings, ta
     _band(right, driven.distance.numpy(), "tab:red", "mean over mu")
     right.set(xlabel="update", ylabel="moves to G")
     right.legend(frameon=False)
-    figure.savefig(target, dpi=80)
+    figure.savefig(target, dpi=72)
     plt.close(figure)
 
 
-def _draw_maze(axis, maze: Maze, mass: np.ndarray, title: str) -> None:
+def _draw_maze(axis, maze: Maze, mass: np.ndarray, colors: str, title: str) -> None:
     image = np.full((len(LAYOUT), len(LAYOUT[0])), np.nan)
     for cell, value in zip(maze.cells, mass, strict=True):
         image[cell] = value
     axis.set_facecolor("black")
-    axis.imshow(image, cmap="Reds", vmin=0)
+    axis.imshow(image, cmap=colors, vmin=0)
     for number, name in ((maze.start, "S"), (maze.goal, "G")):
         row, column = maze.cells[number]
         axis.text(column, row, name, ha="center", va="center")

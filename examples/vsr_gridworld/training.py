@@ -17,11 +17,11 @@ class Settings:
     """limit and episode in moves, see `enumerate_policies`; states: cells drawn per update."""
 
     seeds: int = 10
-    updates: int = 600
+    updates: int = 300
     states: int = 64
-    lr: float = 2.0
-    limit: int = 22
-    episode: int = 100
+    lr: float = 8.0
+    limit: int = 20
+    episode: int = 256
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class History:
     success   [U, K]      p at the start
     distance  [U, K]      mean distance to the goal under mu
     peak      [U, K]      distance of mu's most likely cell
-    proposal  [U, K, n]   mu
+    occupancy, deviation, proposal   [U, K, n]   d, sigma and mu
     """
 
     success: Tensor
     distance: Tensor
     peak: Tensor
+    occupancy: Tensor
+    deviation: Tensor
     proposal: Tensor
 
     def updates_to(self, level: float) -> Tensor:
@@ -46,10 +48,13 @@ class History:
 
 
 class Policies:
-    """K one-hidden-layer tanh networks from one-hot cells to four action logits, independent of each other."""
+    """K one-hidden-layer tanh networks from one-hot cells to four action logits, independent of each other.
+
+    Initial weights are uniform in +-1/sqrt(fan in), torch.nn.Linear's default, so that actions start nearly uniform.
+    """
 
     def __init__(self, cells: int, seeds: int) -> None:
-        shapes = (((cells, HIDDEN), 1), ((1, HIDDEN), 1), ((HIDDEN, ACTIONS), HIDDEN), ((1, ACTIONS), HIDDEN))
+        shapes = (((cells, HIDDEN), cells), ((1, HIDDEN), cells), ((HIDDEN, ACTIONS), HIDDEN), ((1, ACTIONS), HIDDEN))
         generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
 
         def drawn(shape: tuple[int, int], fan_in: int) -> Tensor:
@@ -84,17 +89,21 @@ def train(maze: Maze, variance_driven: bool, settings: Settings) -> History:
         drawn = torch.multinomial(proposal, settings.states, replacement=True, generator=generator)
         weights = torch.zeros_like(proposal).scatter_add_(1, drawn, torch.full_like(drawn, 1).double())
         optimizer.zero_grad()
-        _loss(logprobs, exact, weights / settings.states).backward()
+        ascent_loss(logprobs, exact, weights / settings.states).backward()
         optimizer.step()
     return History(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
-def _loss(logprobs: Tensor, exact: Enumeration, weights: Tensor) -> Tensor:
-    """Its gradient is minus sum_s w(s) sum_a pi(a|s) (q(s, a) - p(s)) grad log pi(a|s), summed over the K policies."""
+def ascent_loss(logprobs: Tensor, exact: Enumeration, weights: Tensor) -> Tensor:
+    """logprobs [K, n, 4], weights w [K, n] of the states -> [], summed over the K policies.
+
+    Its gradient is minus sum_s w(s) sum_a pi(a|s) (q(s, a) - p(s)) grad log pi(a|s).
+    """
     advantages = exact.value - exact.success[..., None]
     return -(weights[..., None] * logprobs.detach().exp() * advantages * logprobs).sum()
 
 
 def _row(maze: Maze, exact: Enumeration) -> tuple[Tensor, ...]:
     mu = exact.proposal
-    return exact.success[:, maze.start], mu @ maze.distance, maze.distance[mu.argmax(-1)], mu
+    peak = maze.distance[mu.argmax(-1)]
+    return exact.success[:, maze.start], mu @ maze.distance, peak, exact.occupancy, exact.deviation, mu

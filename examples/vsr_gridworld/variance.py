@@ -65,7 +65,11 @@ def estimator_variance(problem: Problem, proposal: Tensor) -> float:
 
 
 def variance_gap(problem: Problem) -> float:
-    """V(mu_var) - V(d) by the closed form of Lemma B.8, Eq. 25: -E[K] Var(sigma) + coupling, K = M / sigma^2."""
+    """V(mu_var) - V(d) by the closed form of Lemma B.8, Eq. 25, all moments under d on the states with sigma > 0.
+
+    -E[K] Var(sigma) + E[sigma] Cov(sigma, K) - Cov(sigma^2, K), with K = M / sigma^2. Where H does not depend on state
+    or reward, K is its value G0, the covariances vanish and Eq. 21 is left: V(d) - V(mu_var) = G0 Var(sigma).
+    """
     sigma = problem.deviation
     ratio = problem.second_moment / sigma**2
     mean, cov = moments(problem.occupancy)
@@ -74,7 +78,11 @@ def variance_gap(problem: Problem) -> float:
 
 
 def is_regular(problem: Problem) -> bool:
-    """Assumption B.6 (Eq. 23): sd(K) / E[K] < (2/3) sd(sigma); Theorem B.7 then says V(mu_var) < V(d)."""
+    """Assumption B.6 (Eq. 23): sd(K) / E[K] < (2/3) sd(sigma); Theorem B.7 then says V(mu_var) < V(d).
+
+    Rewards in {0, 1} have sigma <= 1/2, so E[sigma] <= 1/2 and sd(sigma^2) <= sd(sigma) (Lemma B.9), and by
+    Cauchy-Schwarz the covariances of Eq. 25 add at most (3/2) sd(sigma) sd(K), which is then below E[K] Var(sigma).
+    """
     sigma = problem.deviation
     ratio = problem.second_moment / sigma**2
     mean, cov = moments(problem.occupancy)
@@ -94,5 +102,8 @@ def moments(weights: Tensor):
 
 
 def mirror_step(policy: Tensor, value: Tensor, step_size: float) -> Tensor:
-    """[n, A] -> [n, A]: SVMD (Alg. 2), argmax over p of <p, eta Q> - KL(p || pi): pi e^(eta Q) / Z in each state."""
+    """SVMD's step (VSR Alg. 2, line 7) in every state: the p on the simplex that maximises eta <Q, p> - KL(p || pi).
+
+    policy pi [n, A] > 0, rows sum to 1; value Q [n, A]; step_size eta > 0 -> [n, A], pi(a) e^(eta Q(a)) / Z.
+    """
     return torch.softmax(policy.log() + step_size * value, -1)
