@@ -1,6 +1,6 @@
 """GRPO, static uniform expert prefixes and VSR on sums that the model hardly ever gets right, several seeds each.
 
-    python examples/vsr_hard/study.py [--dir runs/vsr_hard] [--seeds 0 1 2 3] [section.key=value ...]
+    python examples/vsr_hard/study.py [section.key=value ...] [--dir runs/vsr_hard] [--seeds 0 1 2 3]
     python examples/vsr_hard/study.py --report [--dir runs/vsr_hard]          table and figure again, no runs
 
 Makes a tiny model and its data, warms the model up once, and trains every method from there through
@@ -51,9 +51,10 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run says: held-out accuracy at each evaluation, sampled tokens per update."""
+    """What one run says: at each evaluation updates, tokens sampled so far and held-out accuracy; tokens per update."""
 
     updates: tuple[int, ...]
+    sampled: tuple[int, ...]
     accuracy: tuple[float, ...]
     tokens: float
 
@@ -67,8 +68,10 @@ def read_curve(run_dir: Path) -> Curve:
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     points = [(row["step"], value) for row in rows for name, value in row.items() if name.startswith("val-core/")]
     updates, accuracy = zip(*points, strict=True)
-    tokens = [row["rollout/generated_tokens"] for row in rows if "rollout/generated_tokens" in row]
-    return Curve(updates, accuracy, float(np.mean(tokens)))
+    trained = [row for row in rows if "rollout/generated_tokens" in row]
+    totals = {0: 0} | {row["step"]: row["rollout/total_tokens"] for row in trained}
+    tokens = np.mean([row["rollout/generated_tokens"] for row in trained])
+    return Curve(updates, tuple(totals[update] for update in updates), accuracy, float(tokens))
 
 
 def run(*words: str | Path) -> None:
@@ -104,6 +107,17 @@ def train(root: Path, name: str, seed: int, overrides: Sequence[str]) -> None:
     place = [f"run_dir={run_dir(root, name, seed)}", f"model.path={root}/warm", f"name={name}", f"seed={seed}"]
     run("-m", "megatron_rlvr", "train", CONFIG, *paths(root), *place, *METHODS[name].overrides, *overrides)
     print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def train_all(root: Path, runs: Sequence[tuple[str, int]], options: argparse.Namespace) -> None:
+    """All runs, `options.jobs` at a time; after a failure those that wait are not started."""
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(train, root, name, seed, options.overrides) for name, seed in runs]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def run_dir(root: Path, name: str, seed: int) -> Path:
@@ -165,19 +179,18 @@ def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for name, found in curves.items():
-        updates = np.array(found[0].updates)
         values = np.array([curve.accuracy for curve in found])
         middle, band = values.mean(0), np.array([deviation(column) for column in values.T])
-        tokens = float(np.mean([curve.tokens for curve in found]))
-        for axis, places in zip(axes, (updates, updates * tokens / 1000), strict=True):
-            axis.plot(places, middle, label=f"{METHODS[name].label}, {tokens:,.0f} tokens per update")
+        sampled = np.mean([curve.sampled for curve in found], axis=0) / 1000
+        for axis, places in zip(axes, (found[0].updates, sampled), strict=True):
+            (line,) = axis.plot(places, middle)
             axis.fill_between(places, middle - band, middle + band, alpha=0.2)
+        line.set_label(METHODS[name].label)
     axes[0].set(xlabel="optimizer updates", ylabel="held-out accuracy, sampled")
     axes[1].set(xlabel="sampled tokens, thousands")
-    axes[0].legend()
-    figure.tight_layout()
+    figure.legend(loc="outside upper center", ncols=3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -207,9 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.report:
         if not (root / "warm").exists():
             prepare(root, options.jobs)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            jobs = [(name, seed) for seed in options.seeds for name in options.methods]
-            list(pool.map(lambda job: train(root, *job, options.overrides), jobs))
+        train_all(root, [(name, seed) for seed in options.seeds for name in options.methods], options)
     print(f"\n{report(root, options.methods, options.seeds)}\n{root}/study.md; {time.monotonic() - started:.0f} s")
 
 

@@ -20,8 +20,11 @@ def write_run(root: Path, name: str, seed: int, accuracy: list[float], tokens: l
     """metrics.jsonl as a run leaves it: held-out rows apart from the rows of updates."""
     directory = study.run_dir(root, name, seed)
     directory.mkdir(parents=True)
-    rows = [{"step": 10 * i, "val-core/heldout/acc/mean@4": value} for i, value in enumerate(accuracy)]
-    rows += [{"step": i + 1, "rollout/generated_tokens": value, "actor/pg_loss": 0.0} for i, value in enumerate(tokens)]
+    rows = [{"step": i, "val-core/heldout/acc/mean@4": value} for i, value in enumerate(accuracy)]
+    rows += [
+        {"step": i + 1, "rollout/generated_tokens": value, "rollout/total_tokens": sum(tokens[: i + 1])}
+        for i, value in enumerate(tokens)
+    ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -50,9 +53,14 @@ def test_the_report_gives_means_over_training_deviations_over_seeds_and_tokens(f
     assert (finished / "study.png").stat().st_size > 1000 and "study.png" in (finished / "study.md").read_text()
 
 
+def test_a_curve_holds_the_tokens_sampled_up_to_each_evaluation(finished):
+    curve = study.read_curve(study.run_dir(finished, "vsr", 1))
+    assert curve == study.Curve((0, 1, 2), (0, 70, 160), (0.04, 0.22, 0.48), 80.0)
+
+
 def test_bars_that_touch_are_not_apart():
     def curves(*means):
-        return [study.Curve((0,), (mean,), 1.0) for mean in means]
+        return [study.Curve((0,), (0,), (mean,), 1.0) for mean in means]
 
     # 0.30 +- 0.0707 reaches down to 0.229
     assert study.separated(curves(0.25, 0.35), curves(0.22, 0.22))
