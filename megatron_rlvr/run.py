@@ -225,33 +225,23 @@ class ProblemSets:
     @cached_property
     def experts(self) -> list[Trajectory]:
         """Right responses that a replay buffer starts with."""
-        return self._load_experts(self._run) if self._run.replay.ratio > 0 else []
+        replay, data = self._run.replay, self._config
+        if replay.ratio == 0 or replay.experts is None:
+            return []
+        return load_demonstrations(
+            replay.experts,
+            self._tokenizer,
+            prompt_key=data.prompt_key,
+            response_key=replay.response_key,
+            **data.prompt_options,
+        )
 
     def _load(self, path: Path | None) -> list[Prompt]:
         if path is None:
             return []
         data = self._config
         problems = load_problems(path, data.prompt_key, data.answer_key)
-        return tokenize_problems(
-            problems,
-            self._tokenizer,
-            chat_template=data.chat_template,
-            suffix=data.suffix,
-            max_prompt_length=data.max_prompt_length,
-        )
-
-    def _load_experts(self, config: RunConfig) -> list[Trajectory]:
-        if config.replay.experts is None:
-            return []
-        return load_demonstrations(
-            config.replay.experts,
-            self._tokenizer,
-            prompt_key=self._config.prompt_key,
-            response_key=config.replay.response_key,
-            chat_template=self._config.chat_template,
-            suffix=self._config.suffix,
-            max_prompt_length=self._config.max_prompt_length,
-        )
+        return tokenize_problems(problems, self._tokenizer, **data.prompt_options)
 
     def decode(self, token_ids: list[int]) -> str:
         """Sampled ids as the text that verifiers read."""

@@ -43,9 +43,7 @@ def _demonstrations(config: RunConfig) -> list[Trajectory]:
         load_tokenizer(config.model.path),
         prompt_key=data.prompt_key,
         response_key=config.sft.response_key,
-        chat_template=data.chat_template,
-        suffix=data.suffix,
-        max_prompt_length=data.max_prompt_length,
+        **data.prompt_options,
         max_tokens=min(spec.max_position_embeddings, config.actor.micro_batch_tokens),
     )
 

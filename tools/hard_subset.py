@@ -27,7 +27,8 @@ from sampler import Sampler, identity, open_sampler, problem_file, read_prompts,
 from tqdm import tqdm
 
 from megatron_rlvr.config.load import load_config
-from megatron_rlvr.evaluation.journal import Journal, write_whole
+from megatron_rlvr.evaluation.journal import Journal
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.types import Prompt, UserError
 
 

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from megatron_rlvr.evaluation.journal import write_whole
+from megatron_rlvr.files import write_whole
 
 _SOURCES = {"failure": "failed", "success": "successful", "expert": "expert"}
 

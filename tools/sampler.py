@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.controller.controller import mix_seed
 from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
 from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.rewards import score_groups
@@ -40,8 +40,8 @@ class Sampler:
 
         Raises what Engine.generate raises.
         """
-        seed = int(np.random.SeedSequence([self.seed, stage, index]).generate_state(1)[0]) & 0x7FFFFFFF
-        groups = roll_out(self.engine, prompts, n, replace(self.sampling, seed=seed), self.decode)
+        sampling = replace(self.sampling, seed=mix_seed(self.seed, stage, index))
+        groups = roll_out(self.engine, prompts, n, sampling, self.decode)
         score_groups(groups, name=self.verifier)
         return groups
 
@@ -51,13 +51,7 @@ def read_prompts(config: RunConfig) -> tuple[list[Prompt], Decode]:
     data = config.data
     problems = load_problems(problem_file(config), data.prompt_key, data.answer_key)
     tokenizer = load_tokenizer(config.model.path)
-    prompts = tokenize_problems(
-        problems,
-        tokenizer,
-        chat_template=data.chat_template,
-        suffix=data.suffix,
-        max_prompt_length=data.max_prompt_length,
-    )
+    prompts = tokenize_problems(problems, tokenizer, **data.prompt_options)
     return prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 

@@ -46,7 +46,8 @@ from tqdm import tqdm
 from megatron_rlvr.config.load import load_config, save_resolved
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.data import load_demonstrations, load_tokenizer
-from megatron_rlvr.evaluation.journal import Journal, read_journal, write_whole
+from megatron_rlvr.evaluation.journal import Journal, read_journal
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.types import Prompt, UserError
 
 Experts = list[tuple[Prompt, Response]]
@@ -63,9 +64,7 @@ def read_experts(path: Path, config: RunConfig, prompts: Sequence[Prompt], most:
         load_tokenizer(config.model.path),
         prompt_key=config.data.prompt_key,
         response_key=config.replay.response_key,
-        chat_template=config.data.chat_template,
-        suffix=config.data.suffix,
-        max_prompt_length=config.data.max_prompt_length,
+        **config.data.prompt_options,
     )
     solved: dict[tuple[int, ...], tuple[int, ...]] = {}
     for trajectory in trajectories:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from megatron_rlvr.config.messages import explain
 from megatron_rlvr.config.tree import RunConfig
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.types import UserError
 
 # The scalars of YAML 1.2's core schema. PyYAML follows 1.1, where 1e-6 is text, `off` is False and 12:30 is a number.
@@ -159,10 +159,4 @@ def dump_config(config: RunConfig) -> str:
 
 def save_resolved(config: RunConfig, path: Path | str) -> None:
     """Write `dump_config(config)` to `path`, whole or not at all."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(dump_config(config))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_whole(Path(path), dump_config(config).encode())

@@ -34,6 +34,11 @@ class DataConfig(Section):
     max_prompt_length: PositiveInt = Field(1024, description="tokens; a longer prompt is refused before the run")
     shuffle: bool = True
 
+    @property
+    def prompt_options(self) -> dict[str, Any]:
+        """How problems become prompts: the keywords of `data.tokenize_problems`."""
+        return {name: getattr(self, name) for name in ("chat_template", "suffix", "max_prompt_length")}
+
 
 class RolloutConfig(Section):
     engine: Literal["vllm", "transformers"] = "vllm"

@@ -84,7 +84,7 @@ class Controller:
     def metrics(self) -> dict[str, float]:
         """What the last rollout batch cost and where it started from; the same for each of its updates."""
         hits, asked = self._cache_usage
-        return self.states.metrics() | {
+        return self.states.metrics | {
             "training/epoch": float(self.states.cursor.epoch),
             "rollout/attempts": float(self._attempts),
             "rollout/dropped_groups": float(self._dropped),
@@ -186,6 +186,7 @@ def total_usage(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, i
     return int(usage[0]), int(usage[1])
 
 
-def mix_seed(seed: int, stream: int) -> int:
-    """A 31-bit seed for stream number `stream` of a run: neighbouring runs and rounds share no stream."""
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0]) & 0x7FFFFFFF
+def mix_seed(*numbers: int) -> int:
+    """A 31-bit seed from a run's seed and the number of one of its streams (one number or several): neighbouring runs
+    and rounds share no stream."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) & 0x7FFFFFFF

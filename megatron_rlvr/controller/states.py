@@ -30,7 +30,7 @@ class StateSource:
         self.cursor = PromptCursor(len(prompts), config.seed, config.data.shuffle)
         self.buffer = make_buffer(config) if config.replay.ratio > 0 else None
         self.batches = 0
-        self.drawn = self.shortfall = 0  # prefixes in the last batch, and fresh prompts in the place of missing ones
+        self.metrics: dict[str, float] = {}  # the buffer and what the last batch got out of it; empty without replay
         self._wanted = self._drawn = 0  # of the batch that is being collected
         self._by_id = {prompt.id: prompt for prompt in prompts}
         if self.buffer is not None and config.replay.buffer is not None:
@@ -57,14 +57,16 @@ class StateSource:
         `groups` are all groups that the batch sampled, those that dynamic sampling dropped included. A replayed group
         inserts nothing.
         """
-        self.shortfall, self.drawn = self._wanted - self._drawn, self._drawn
-        self._wanted = self._drawn = 0
         self.batches += 1
-        if self.buffer is not None:
-            for group in groups:
-                if not group.prompt.replayed:
-                    self._insert(self.buffer, group)
-            self.buffer.evict(self.batches)
+        if self.buffer is None:
+            return
+        for group in groups:
+            if not group.prompt.replayed:
+                self._insert(self.buffer, group)
+        self.buffer.evict(self.batches)
+        taken = {"replay/drawn": float(self._drawn), "replay/shortfall": float(self._wanted - self._drawn)}
+        self.metrics = self.buffer.statistics(self.batches) | taken
+        self._wanted = self._drawn = 0
 
     def _insert(self, buffer: PrefixBuffer, group: Group) -> None:
         right = [t for t in group.trajectories if t.score > 0]
@@ -76,15 +78,6 @@ class StateSource:
                 success_rate=len(right) / len(group.trajectories),
                 step=self.batches,
             )
-
-    def metrics(self) -> dict[str, float]:
-        """The buffer and what the last batch got out of it; empty without replay."""
-        if self.buffer is None:
-            return {}
-        return self.buffer.statistics(self.batches) | {
-            "replay/drawn": float(self.drawn),
-            "replay/shortfall": float(self.shortfall),
-        }
 
     def _fresh(self, count: int) -> list[Prompt]:
         return [self.prompts[index] for index in self.cursor.take(count)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_rlvr.files import first_line, read_json_lines
 from megatron_rlvr.types import Prompt, UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def load_problems(path: str | Path, prompt_key: str = "problem", answer_key: str
     path = Path(path)
     problems = [
         Problem(f"{path.stem}:{line}", _text(row, prompt_key, where), _text(row, answer_key, where))
-        for line, where, row in _rows(path)
+        for line, where, row in read_json_lines(path)
     ]
     if not problems:
         raise UserError(f"{path} holds no problems; write one JSON object a line into it, or name another file.")
@@ -50,7 +51,7 @@ def load_tokenizer(model_path: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"model.path={model_path} has no tokenizer that loads ({_first_line(error)}); "
+            f"model.path={model_path} has no tokenizer that loads ({first_line(error)}); "
             "put the model's tokenizer.json and tokenizer_config.json there."
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes without the files
@@ -87,29 +88,6 @@ def tokenize_problems(
     ]
 
 
-def _rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(line number, "file:line", object) of every line that is not blank."""
-    for line, content in _lines(path):
-        where = f"{path}:{line}"
-        try:
-            row = json.loads(content, parse_int=str, parse_float=str)  # digits as written, however many
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON ({_first_line(error)}); correct or remove the line.") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is not a JSON object; write it as {{...}} with one value a key.")
-        yield line, where, row
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            yield from ((line, content) for line, content in enumerate(file, 1) if content.strip())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}); convert it to UTF-8 JSONL.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); name a JSONL file that exists.") from error
-
-
 def _text(row: dict[str, Any], key: str, where: str) -> str:
     if key not in row:
         near = difflib.get_close_matches(key, row, n=1)
@@ -141,7 +119,3 @@ def _check_length(problem: Problem, length: int, limit: int) -> None:
             f"problem {problem.id} has {length} tokens, more than data.max_prompt_length={limit}; "
             "raise data.max_prompt_length or remove the line."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -82,16 +82,6 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return lines[0]["settings"], lines[1:]
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `path` so that it holds either what it held or all of `content`, whatever happens."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -65,29 +65,21 @@ def credits(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor:
     return future_sum(clipped_costs(tokens, hp.cost_clip), tokens.segments, hp.horizon, hp.tail_decay).mul_(hp.beta)
 
 
-def ratio_weights(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor:
-    """[T] w_i, or one of the two controls of the paper's weighting ablation."""
+def ratio_weights(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> tuple[Tensor, Tensor | None]:
+    """[T] w_i, or one of the two controls of the paper's weighting ablation; and where the cap on its log holds [T]."""
     if hp.weighting == "token":
-        return tokens.token_weights(hp.log_w_clamp)
+        return tokens.token_weights(hp.log_w_clamp), tokens.log_ratio > hp.log_w_clamp
     if hp.weighting == "none":
-        return torch.ones_like(tokens.logprobs)
+        return torch.ones_like(tokens.logprobs), None
     mean = tokens.segments.mean(tokens.log_ratio)
-    return tokens.expand(mean.clamp(max=hp.log_w_clamp).exp())
+    return tokens.expand(mean.clamp(max=hp.log_w_clamp).exp()), tokens.segments.expand(mean > hp.log_w_clamp)
 
 
 def terms(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Terms:
     """Per token: c_i = w_i (A - C_i). A saturated cost never switches a token's gradient off."""
-    weights = ratio_weights(tokens, hp)
+    weights, capped = ratio_weights(tokens, hp)
     credited = tokens.token_advantages - credits(tokens, hp).to(weights.dtype)
-    return Terms(weights * credited, weights, _capped(tokens, hp))
-
-
-def _capped(tokens: PackedTokens, hp: ProximalKlHyperparameters) -> Tensor | None:
-    """[T] where the cap on the log of the weight holds; None without weights."""
-    if hp.weighting == "none":
-        return None
-    log_weights = tokens.log_ratio if hp.weighting == "token" else tokens.expand(tokens.segments.mean(tokens.log_ratio))
-    return log_weights > hp.log_w_clamp
+    return Terms(weights * credited, weights, capped)
 
 
 def credit_bound(lengths: Tensor, hp: ProximalKlHyperparameters) -> Tensor:

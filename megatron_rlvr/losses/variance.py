@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_rlvr.losses.core import IMPOSSIBLE_LOG_RATIO
 from megatron_rlvr.losses.errors import LossError
+from megatron_rlvr.losses.proximal_kl import future_sum
 from megatron_rlvr.losses.segments import Segments
 
 Horizon = int | Literal["full"]
@@ -120,9 +121,8 @@ def first_token_correction(
     segments = Segments(cu_seqlens, len(log_ratio))
     bound = IMPOSSIBLE_LOG_RATIO if cost_clip is None else cost_clip
     costs = log_ratio.double().nan_to_num(nan=0.0).clamp(-bound, bound)
-    if horizon != "full":
-        position = torch.arange(len(costs), device=costs.device) - segments.expand(cu_seqlens[:-1])
-        length = segments.expand(segments.lengths)
-        tail = (length - 1 - position).double() / (length - horizon).clamp(min=1) if tail_decay else 0.0
-        costs = costs * torch.where(position < horizon, 1.0, tail)
-    return segments.sum(costs)
+    later = future_sum(costs, segments, horizon, tail_decay)
+    nonempty = segments.lengths > 0
+    first = costs.new_zeros(len(nonempty))
+    first[nonempty] = later[cu_seqlens[:-1][nonempty]]
+    return first

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_rlvr.config.run_dir import RunFiles
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.observability.metrics import is_validation_accuracy
 from megatron_rlvr.types import UserError
 
@@ -220,12 +221,6 @@ def _markdown(title: str, rows: Sequence[Row], plots: Sequence[Path], root: Path
     return "\n".join(lines) + "\n"
 
 
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
 def write_report(run_dir: Path) -> list[Path]:
     """Draw the curves of one run and write its report.md (without curves where matplotlib is missing).
 
@@ -238,7 +233,7 @@ def write_report(run_dir: Path) -> list[Path]:
         drawn = [_draw_curve(curve, {run_dir.name: rows}, files.plots / curve.file) for curve in CURVES]
         drawn.append(_draw_phases(rows, files.plots / "phases.png"))
         plots = [path for path in drawn if path is not None]
-    _write_text(files.report, _markdown(run_dir.absolute().name, rows, plots, run_dir))
+    write_whole(files.report, _markdown(run_dir.absolute().name, rows, plots, run_dir).encode())
     return [files.report, *plots]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.observability.metrics import plain, plain_metrics
 from megatron_rlvr.types import Group, Trajectory
 
@@ -38,13 +38,7 @@ def write_rollouts(directory: Path, step: int, groups: Iterable[Group]) -> Path:
     """Write directory/step_<step>.jsonl and return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"step_{step:06d}.jsonl"
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with open(partial, "w", encoding="utf-8") as file:
-        for line in _lines(step, groups):
-            file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    write_whole(target, "".join(_lines(step, groups)).encode())
     return target
 
 

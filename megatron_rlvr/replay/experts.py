@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_rlvr.files import read_json_lines
 from megatron_rlvr.types import Prompt, UserError
 
 Encode = Callable[[str], Sequence[int]]
@@ -52,7 +53,7 @@ def load_expert_trajectories(
     """
     path, known = Path(path), None if prompts is None else _Known(prompts)
     experts = []
-    for line, where, row in _rows(path):
+    for line, where, row in read_json_lines(path, _Digits):
         prompt_ids = _ids(row, "prompt_ids", "problem", encode_prompt, where)
         response_ids = _ids(row, "response_ids", "response", encode_response, where)
         prompt_id = _prompt_id(row, f"{path.stem}:{line}", prompt_ids, known, where)
@@ -124,26 +125,3 @@ def _given_ids(value: Any, key: str, where: str) -> list[int]:
 
 def _small(digits: str, limit: int) -> bool:
     return len(digits) <= 10 and int(digits) <= limit
-
-
-def _rows(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(line number, "file:line", object) of every line that is not blank; numbers as they are written."""
-    for line, content in _lines(path):
-        where = f"{path}:{line}"
-        try:
-            row = json.loads(content, parse_int=_Digits, parse_float=_Digits)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON ({error}); correct or remove the line.") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is not a JSON object; write it as {{...}} with one value a key.")
-        yield line, where, row
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            yield from ((line, content) for line, content in enumerate(file, 1) if content.strip())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}); convert it to UTF-8 JSONL.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); name a JSONL file that exists.") from error

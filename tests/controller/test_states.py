@@ -43,14 +43,14 @@ def test_without_replay_states_are_the_next_prompts():
     source = make_source(ratio=0.0)
     assert source.propose(5) == PROMPTS[:5] and source.propose(3) == PROMPTS[5:]
     source.learn([group(PROMPTS[0], [1, -1, -1, -1])])
-    assert source.buffer is None and source.metrics() == {}
+    assert source.buffer is None and source.metrics == {}
 
 
 def test_an_empty_buffer_gives_fresh_prompts_and_counts_them():
     source = make_source(ratio=0.5)
     assert source.propose(4) == PROMPTS[:4]
     source.learn([])
-    assert source.metrics()["replay/shortfall"] == 2 and source.metrics()["replay/drawn"] == 0
+    assert source.metrics["replay/shortfall"] == 2 and source.metrics["replay/drawn"] == 0
 
 
 @pytest.mark.parametrize(

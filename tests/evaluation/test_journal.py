@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from megatron_rlvr.evaluation.journal import Journal, read_journal, write_whole
+from megatron_rlvr.evaluation.journal import Journal, read_journal
+from megatron_rlvr.files import write_whole
 from megatron_rlvr.types import UserError
 
 SETTINGS = {"seed": 1, "temperature": 0.6, "range": (0.25, 0.5)}

@@ -7,10 +7,12 @@ decided), `*` (will be right) and `-` (will be wrong), and ends with a box that 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from make_tiny_model import BOX, build_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -80,3 +82,18 @@ def write_markov_model(path: Path) -> Path:
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+def write_job(root: Path, problems: list[dict[str, str]], limit: int) -> None:
+    """A Markov model in root/model, its problems.jsonl, and run.yaml for the transformers engine; `limit` in tokens."""
+    model, train = write_markov_model(root / "model"), root / "problems.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in problems))
+    config = {
+        "run_dir": str(root / "run"),
+        "seed": 3,
+        "model": {"path": str(model)},
+        "data": {"train": str(train), "max_prompt_length": 8},
+        "rollout": {"engine": "transformers", "precision": "float32", "max_response_length": limit},
+        "logging": {"progress": False},
+    }
+    (root / "run.yaml").write_text(yaml.safe_dump(config))

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "tools")]
 
 import hard_subset  # noqa: E402
-from markov_model import ANSWER, success_probability, write_markov_model  # noqa: E402
+from markov_model import ANSWER, success_probability, write_job  # noqa: E402
 from sampler import Sampler, model_digest  # noqa: E402
 
 from megatron_rlvr.evaluation.journal import Journal  # noqa: E402
@@ -88,18 +87,8 @@ def test_kept_lines_are_the_bytes_of_the_file(tmp_path):
 def job(tmp_path_factory):
     """A config for the transformers engine, with problems that are never, seldom and often solved."""
     root = tmp_path_factory.mktemp("hard")
-    model = write_markov_model(root / "model")
     rows = [{"problem": f"{n}{'=:;'[n % 3]}", "answer": ANSWER if n % 4 else "2"} for n in range(36)]
-    (root / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "run_dir": str(root / "run"),
-        "seed": 3,
-        "model": {"path": str(model)},
-        "data": {"train": str(root / "problems.jsonl"), "max_prompt_length": 8},
-        "rollout": {"engine": "transformers", "precision": "float32", "max_response_length": LIMIT},
-        "logging": {"progress": False},
-    }
-    (root / "run.yaml").write_text(yaml.safe_dump(config))
+    write_job(root, rows, LIMIT)
     return root, rows
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "tools")]
@@ -17,7 +16,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "tools")]
 import prefix_analysis  # noqa: E402
 import prefix_states  # noqa: E402
 import validate_prefix_score as tool  # noqa: E402
-from markov_model import ANSWER, success_probability, write_markov_model  # noqa: E402
+from markov_model import ANSWER, success_probability, write_job  # noqa: E402
 from prefix_analysis import Bootstrap  # noqa: E402
 from prefix_states import HINTS, MixedProblem, Plan, Response  # noqa: E402
 from sampler import Sampler  # noqa: E402
@@ -207,21 +206,11 @@ def test_numbers_of_a_small_case():
 def directory(tmp_path_factory):
     """A Markov model, its problems and expert answers, and a config for the transformers engine."""
     root = tmp_path_factory.mktemp("validate")
-    model = write_markov_model(root / "model")
     problems = [{"problem": f"{n}{'=:;'[n % 3]}", "answer": ANSWER} for n in range(24)]
     experts = [{"problem": row["problem"], "response": "+++***\\boxed{1}"} for row in problems[::2]]
     experts += [{"problem": "99=", "response": "++\\boxed{1}"}, {"problem": "1:", "response": "+" * 30}]
-    for name, rows in (("problems", problems), ("experts", experts)):
-        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "run_dir": str(root / "run"),
-        "seed": 3,
-        "model": {"path": str(model)},
-        "data": {"train": str(root / "problems.jsonl"), "max_prompt_length": 8},
-        "rollout": {"engine": "transformers", "precision": "float32", "max_response_length": LIMIT},
-        "logging": {"progress": False},
-    }
-    (root / "run.yaml").write_text(yaml.safe_dump(config))
+    (root / "experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in experts))
+    write_job(root, problems, LIMIT)
     return root
 
 
