@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import torch
-from safetensors import safe_open
 
+from megatron_rlvr.hf.byte_ranges import read_slices, whole
 from megatron_rlvr.hf.experts import FusedPart, fused_parts
 from megatron_rlvr.hf.layouts import Shape, Slices
 from megatron_rlvr.hf.mapping import WeightMap
@@ -17,6 +18,7 @@ from megatron_rlvr.types import ModelSpec, UserError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class HFCheckpoint:
@@ -24,6 +26,8 @@ class HFCheckpoint:
 
     Opening reads every file's header and no data. Raises UserError naming file and tensor when a file is missing,
     truncated or damaged, or when index and shards disagree.
+
+    bytes_read   of tensor data, so far, through this object
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,7 +36,8 @@ class HFCheckpoint:
         self._fused: dict[str, FusedPart] = {}
         for name, tensor in self._stored.items():
             self._fused.update(fused_parts(name, tensor.shape))
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, BinaryIO] = {}
+        self.bytes_read = 0
 
     def names(self) -> list[str]:
         """Every tensor, with fused experts taken apart into one name per expert."""
@@ -63,13 +68,13 @@ class HFCheckpoint:
             raise UserError(
                 f"{self.path} has no tensor {name}; download the checkpoint again or check its config.json."
             )
-        slices = slices or tuple(slice(0, n) for n in self.shape(name))
+        slices = slices or whole(self.shape(name))
         if name in self._fused:
             return self._slice(self._fused[name].fused, self._fused[name].slices(slices))[0]
         return self._slice(name, slices)
 
     def check_complete(self, spec: ModelSpec) -> None:
-        """Refuse, naming the tensor, unless exactly the model's tensors are there with the right shapes.
+        """Refuse, naming the tensor, unless exactly the model's tensors are there, in the right shapes and one dtype.
 
         A tied model may store its head a second time, as several published checkpoints do.
         """
@@ -93,14 +98,43 @@ class HFCheckpoint:
                     f"{list(allowed[name])}; use the config.json that belongs to these weights."
                 )
 
+        self.uniform_dtype()
+
+    def uniform_dtype(self) -> torch.dtype:
+        """The floating dtype that all tensors have; UserError naming the first tensor of another one."""
+        count = Counter(tensor.dtype for tensor in self._stored.values())
+        usual = count.most_common(1)[0][0]
+        for name, tensor in self._stored.items():
+            if tensor.dtype not in FLOATING:
+                raise UserError(
+                    f"{tensor.file}: {name} is {_name(tensor.dtype)}; training needs the unquantised checkpoint in one "
+                    "of bfloat16, float16 and float32."
+                )
+            if tensor.dtype != usual:
+                raise UserError(
+                    f"{tensor.file}: {name} is {_name(tensor.dtype)} but {count[usual]} other tensors are "
+                    f"{_name(usual)}; download that file again or save the model in one dtype."
+                )
+        return usual
+
     def _stored_name(self, name: str) -> str:
         return self._fused[name].fused if name in self._fused else name
 
     def _slice(self, name: str, slices: Slices) -> torch.Tensor:
-        file = self._stored[name].file
-        if file not in self._files:
-            self._files[file] = safe_open(file, framework="pt")
-        return self._files[file].get_slice(name)[slices]
+        stored = self._stored[name]
+        if stored.file not in self._files:
+            self._files[stored.file] = stored.file.open("rb", buffering=0)
+        descriptor = self._files[stored.file].fileno()
+        try:
+            values, count = read_slices(descriptor, stored.start, stored.shape, stored.dtype, slices)
+        except (EOFError, OSError) as error:
+            raise UserError(f"{stored.file}: {name} cannot be read ({error}); download that file again.") from error
+        self.bytes_read += count
+        return values
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _open_directory(path: Path) -> dict[str, StoredTensor]:
