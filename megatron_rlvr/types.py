@@ -6,10 +6,11 @@ Everything else in the package may import this module; it imports nothing of our
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+if TYPE_CHECKING:  # at run time the words of the package load without either: verifier processes know only text
+    import numpy as np
+    import torch
 
 
 class UserError(Exception):
@@ -164,6 +165,7 @@ class PackedBatch:
 
     token_ids         [rows, columns] int64
     position_ids      [rows, columns] int64
+    padding_mask      [rows, columns] bool  True where there is no token
     cu_seqlens        [S+1] int32   boundaries of the packed sequences in tokens (None when padded); [S+2] where the row
                                     ends in padding, a segment of its own that no sequence attends to
     max_seqlen        longest segment in tokens
@@ -180,6 +182,7 @@ class PackedBatch:
 
     token_ids: torch.Tensor
     position_ids: torch.Tensor
+    padding_mask: torch.Tensor
     cu_seqlens: torch.Tensor | None
     max_seqlen: int
     action_index: torch.Tensor
@@ -202,7 +205,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch with every tensor on `device`."""
-        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
+        moved: dict[str, Any] = {k: v.to(device) if hasattr(v, "to") else v for k, v in vars(self).items()}
         return PackedBatch(**moved)
 
 
