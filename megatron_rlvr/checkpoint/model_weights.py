@@ -1,0 +1,76 @@
+"""Model weights alone in megatron-core's distributed format: written in one layout, read in any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_rlvr.actor.sharded_tensors import load_model, model_pieces, parameter_slots, save_pieces
+from megatron_rlvr.checkpoint.manifest import TENSORS, Manifest, check_files, read_manifest
+from megatron_rlvr.checkpoint.writing import open_partial, publish
+from megatron_rlvr.config.tree import ActorConfig
+from megatron_rlvr.types import UserError
+
+
+def save_model_weights(
+    target: Path,
+    chunks: Sequence[Any],
+    layout: ActorConfig,
+    *,
+    step: int = 0,
+    details: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the weights of this rank's model `chunks` (`Actor.chunks`, or what `build_chunks` makes); a collective.
+
+    Whole or not at all: written beside `target`, synced and renamed.
+
+    step       optimizer updates behind the weights
+    details    JSON values that `load_model_weights` gives back, such as where the weights came from
+    overwrite  replace an existing target; otherwise it is refused with a UserError
+    """
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} already exists; choose another directory or ask to overwrite it.")
+    partial = open_partial(target)
+    save_pieces(model_pieces(parameter_slots(chunks)), partial / TENSORS)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        publish(partial, target, "model", step, layout_of(layout), details or {})
+    dist.barrier()
+
+
+def load_model_weights(directory: Path, chunks: Sequence[Any]) -> Manifest:
+    """Fill this rank's model `chunks` from a checkpoint of weights or of a whole run; a collective.
+
+    Call it before an optimizer is built on them (it copies). Returns the manifest.
+
+    Raises UserError for a directory that is no finished checkpoint, a damaged file, or another model's tensors.
+    """
+    manifest = read_manifest(directory)
+    check_files(directory, manifest)
+    slots = parameter_slots(chunks)
+    check_tensors(directory, manifest, [slot.piece.key for slot in slots])
+    load_model(slots, directory / TENSORS)
+    return manifest
+
+
+def check_tensors(directory: Path, manifest: Manifest, keys: Sequence[str]) -> None:
+    """Raise UserError naming the first tensor that the model needs and the checkpoint lacks."""
+    missing = [key for key in keys if key not in manifest.tensors]
+    if missing:
+        raise UserError(
+            f"checkpoint {directory} has no tensor {missing[0]} ({len(missing)} of {len(set(keys))} are missing); it "
+            "belongs to another model"
+        )
+
+
+def layout_of(config: ActorConfig) -> dict[str, Any]:
+    """The fields of the actor section that decide who holds which piece."""
+    names = (
+        "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "context_parallel", "expert_parallel",
+        "data_parallel", "distributed_optimizer", "dtype",
+    )  # fmt: skip
+    return {**{name: getattr(config, name) for name in names}, "expert_tensor_parallel": config.expert_tensor}
