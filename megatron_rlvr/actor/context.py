@@ -39,7 +39,8 @@ def zigzag_index(boundaries: list[int], size: int, rank: int) -> torch.Tensor:
 class ContextShard:
     """What one context-parallel rank feeds to its model.
 
-    batch   the rank's own tokens: token_ids, position_ids, action_index and labels are local, cu_seqlens stay global
+    batch   the rank's own tokens: token_ids, position_ids, padding_mask, action_index and labels are local, cu_seqlens
+            stay global
     slots   [A_local] int64, place of each local action token among the A action tokens of the whole batch
     """
 
@@ -60,6 +61,7 @@ def shard(batch: PackedBatch, size: int, rank: int) -> ContextShard:
         batch,
         token_ids=batch.token_ids[:, held],
         position_ids=batch.position_ids[:, held],
+        padding_mask=batch.padding_mask[:, held],
         action_index=row[slots] * len(held) + local_of[column[slots]],
         labels=batch.labels[slots],
     )

@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
 from megatron_rlvr.actor import platform
+from megatron_rlvr.actor.aux_loss import BalancedRouter
 from megatron_rlvr.actor.context_attention import ContextParallelAttention
 from megatron_rlvr.actor.head import LogprobHead
 from megatron_rlvr.actor.modules import RMSNorm, SdpaCoreAttention, with_bias
@@ -118,7 +119,10 @@ def layer_spec(config: TransformerConfig, spec: ModelSpec, vp_stage: int | None)
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=accelerated, normalization="RMSNorm", vp_stage=vp_stage
     )
-    _add_biases(block, spec)
+    for layer in block.layer_specs:
+        _add_biases(layer, spec)
+        if (parts := _mlp_parts(layer)) and hasattr(parts, "router"):
+            parts.router = BalancedRouter
     if accelerated:
         return block
     block.layer_norm = RMSNorm
@@ -131,15 +135,19 @@ def layer_spec(config: TransformerConfig, spec: ModelSpec, vp_stage: int | None)
     return block
 
 
-def _add_biases(block: Any, spec: ModelSpec) -> None:
+def _add_biases(layer: Any, spec: ModelSpec) -> None:
     """Biases of single layers: megatron-core's add_bias_linear knows only all of them, and none beside experts."""
-    for layer in block.layer_specs:
-        attention, mlp = layer.submodules.self_attention.submodules, layer.submodules.mlp
-        if spec.output_bias:
-            attention.linear_proj = with_bias(attention.linear_proj)
-        if spec.mlp_bias:  # 0.16 wraps the MLP in a ModuleSpec, 0.19 in a partial
-            parts = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
-            parts.linear_fc1, parts.linear_fc2 = with_bias(parts.linear_fc1), with_bias(parts.linear_fc2)
+    attention, parts = layer.submodules.self_attention.submodules, _mlp_parts(layer)
+    if spec.output_bias:
+        attention.linear_proj = with_bias(attention.linear_proj)
+    if spec.mlp_bias:
+        parts.linear_fc1, parts.linear_fc2 = with_bias(parts.linear_fc1), with_bias(parts.linear_fc2)
+
+
+def _mlp_parts(layer: Any) -> Any:
+    """The submodules of a layer's MLP or experts: 0.16 wraps them in a ModuleSpec, 0.19 in a partial."""
+    mlp = layer.submodules.mlp
+    return mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
 
 
 def padded_vocab_size(spec: ModelSpec, tensor_parallel: int) -> int:

@@ -13,7 +13,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
+from megatron.core.utils import get_attr_wrapped_model
 
 from megatron_rlvr.actor import platform
 from megatron_rlvr.actor.context import ContextShard, complete, shard
@@ -74,8 +76,26 @@ class Schedule:
         local = self._local(batch)
         for head in self.heads:
             head.batch = local.batch
-        output = model(local.batch.token_ids, local.batch.position_ids, None, packed_seq_params=packed_params(batch))
+        output = model(
+            local.batch.token_ids,
+            local.batch.position_ids,
+            None,
+            packed_seq_params=packed_params(batch),
+            padding_mask=self._padding(local.batch, model),
+        )
         return output, lambda result, **flags: loss(batch, (result, local.slots), **flags)
+
+    def _padding(self, batch: PackedBatch, model: Any) -> torch.Tensor | None:
+        """The mask [rows, columns] that keeps padding out of the experts' balance; None where nothing asks for it.
+
+        The first stage splits it over tensor ranks with the embeddings; the stages behind get their part here.
+        """
+        if not self.config.num_moe_experts or self.config.moe_router_load_balancing_type == "none":
+            return None
+        mask = batch.padding_mask
+        if not self.config.sequence_parallel or get_attr_wrapped_model(model, "pre_process"):
+            return mask
+        return scatter_to_sequence_parallel_region(mask.transpose(0, 1).contiguous()).transpose(0, 1)
 
     def _local(self, batch: PackedBatch) -> ContextShard:
         group = parallel_state.get_context_parallel_group()

@@ -151,6 +151,8 @@ def _build(
     places = np.repeat(starts, lengths) + _counting(lengths)
     predicts_action = _concatenate([trajectory.action_mask[1:] for trajectory in trajectories], bool)
     token_ids = np.full(position_ids.size, pad_token_id, dtype=np.int64)
+    padding = np.ones(position_ids.size, dtype=bool)
+    padding[places] = False
     token_ids[places] = _concatenate([trajectory.token_ids[:-1] for trajectory in trajectories], np.int64)
 
     def of_actions(field: str, dtype: type) -> torch.Tensor:
@@ -161,6 +163,7 @@ def _build(
     return PackedBatch(
         token_ids=torch.from_numpy(token_ids.reshape(position_ids.shape)),
         position_ids=torch.from_numpy(position_ids),
+        padding_mask=torch.from_numpy(padding.reshape(position_ids.shape)),
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
         action_index=torch.from_numpy(places[predicts_action]),

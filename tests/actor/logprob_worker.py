@@ -131,7 +131,7 @@ def check_head(sequence_parallel: bool, distribution: LogprobDistribution) -> No
     head = build_head(weight, vocab_size, sequence_parallel)
     head.distribution = distribution
     none = torch.zeros(0)
-    head.batch = PackedBatch(none, none, None, sequence, index, labels, none, none, none, none)
+    head.batch = PackedBatch(none, none, none, None, sequence, index, labels, none, none, none, none)
     whole = hidden.view(rows, sequence, -1).transpose(0, 1)
     mine = (halves(whole) if sequence_parallel else whole).clone().requires_grad_()
     answer, _ = head(mine)

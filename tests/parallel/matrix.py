@@ -69,9 +69,15 @@ ONE_MICRO_BATCH, TWO_MICRO_BATCHES = 400, 160
 _TWO: dict[str, Any] = {"data_parallel": 2, "micro_batch_tokens": TWO_MICRO_BATCHES}
 # The load-balancing loss is a mean over micro-batches: layouts are compared where these hold the same sequences.
 AUX_LAYOUTS: Layouts = {
-    1: {"one": {}, "two_micro_batches": {"micro_batch_tokens": TWO_MICRO_BATCHES}},
+    1: {
+        "one": {},
+        "two_micro_batches": {"micro_batch_tokens": TWO_MICRO_BATCHES},
+        "padded": {"batch_layout": "padded"},
+        "recompute": {"recompute": "full"},
+    },
     2: {
         "tp2_etp2": {"tensor_parallel": 2, "expert_tensor_parallel": 2},
+        "tp2_padded": {"tensor_parallel": 2, "batch_layout": "padded"},
         "cp2": {"context_parallel": 2},
         "pp2": {"pipeline_parallel": 2},
         "ep2": {"expert_parallel": 2, **_TWO},
@@ -80,6 +86,7 @@ AUX_LAYOUTS: Layouts = {
         "tp2_ep2_etp2": {"tensor_parallel": 2, **_EP2_ETP2, **_TWO},
         "cp2_ep2_etp2": {"context_parallel": 2, **_EP2_ETP2, **_TWO},
         "cp2_tp2_ep2": {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2},
+        "tp2_pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
     },
 }
 COMPARED_WITH = ("one", "two_micro_batches")
@@ -100,7 +107,7 @@ def run_matrix(root: Path, names: Collection[str] | None = None) -> Matrix:
     write_jobs(matrix.layouts, _chosen(LAYOUTS, names), LOSSES, {"micro_batch_tokens": 130}, extra=[LONE_RESPONSE])
     write_model(matrix.aux / "model")
     actor = {"micro_batch_tokens": ONE_MICRO_BATCH, "moe_aux_loss_coeff": AUX_COEFFICIENT}
-    write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, multiple=4)
+    write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, lack=1)
     for world_size in LAYOUTS:
         jobs = [folder / f"job{world_size}.json" for folder in (matrix.layouts, matrix.aux)]
         wanted = [str(job) for job in jobs if json.loads(job.read_text())["layouts"]]
@@ -123,14 +130,14 @@ def write_jobs(
     actor: dict[str, Any],
     *,
     count: int = 12,
-    multiple: int = 1,
+    lack: int | None = None,
     extra: Sequence[tuple[int, int]] = (),
 ) -> None:
     """A rollout batch of the model in `folder` and one job for `update_worker` per world size."""
     model = folder / "model"
     (folder / "results").mkdir()
     with open(folder / "batch.pickle", "wb") as file:
-        pickle.dump(rollout_batch(model, count=count, multiple=multiple, extra=extra), file)
+        pickle.dump(rollout_batch(model, count=count, lack=lack, extra=extra), file)
     config = {
         "run_dir": str(folder),
         "model": {"path": str(model)},

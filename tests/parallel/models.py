@@ -60,11 +60,12 @@ def token_logprobs(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tenso
 
 
 def rollout_batch(
-    path: Path, seed: int = 1, count: int = 12, multiple: int = 1, extra: Sequence[tuple[int, int]] = ()
+    path: Path, seed: int = 1, count: int = 12, lack: int | None = None, extra: Sequence[tuple[int, int]] = ()
 ) -> list[Trajectory]:
     """Random responses of odd and even lengths; behaviour log-probs lie around the model's own, as after an update.
 
-    multiple   what the tokens fed to the model are a multiple of, per sequence: 4 leaves nothing to pad in any layout
+    lack       how many tokens every sequence lacks to a multiple of 4, where it is given: context parallelism then pads
+               all of them alike and shares them out as other layouts do
     extra      (prompt, response) lengths of further trajectories
     """
     rng = np.random.default_rng(seed)
@@ -72,7 +73,8 @@ def rollout_batch(
     batch = []
     for index in range(count):
         prompt, response = int(rng.integers(2, 9)), int(rng.integers(1, 30))
-        response += -(prompt + response - 1) % multiple
+        if lack is not None:
+            response += -(prompt + response - 1 + lack) % 4
         batch.append(_trajectory(model, rng, index, prompt, response))
     return [*batch, *(_trajectory(model, rng, count + i, *lengths) for i, lengths in enumerate(extra))]
 
