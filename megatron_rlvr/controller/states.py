@@ -35,6 +35,7 @@ class StateSource:
         self._by_id = {prompt.id: prompt for prompt in prompts}
         if self.buffer is not None and config.replay.buffer is not None:
             self.buffer.load(config.replay.buffer)
+            self.buffer.restart_ages()  # another run's batches say nothing of an age in this one
         elif self.buffer is not None:
             self._seed(self.buffer, experts)
 
@@ -101,14 +102,14 @@ class StateSource:
                     f"replay.experts has a response (number {index + 1}) to a problem that is not in data.train; "
                     "remove it, or add the problem"
                 )
-            room = min(len(expert.token_ids) - before, self.config.rollout.max_response_length)
+            length, room = len(expert.token_ids) - before, self.config.rollout.max_response_length
             buffer.insert(
                 prompt_id,
                 expert.token_ids,
                 prompt_length=before,
                 success_rate=0.0,
                 step=0,
-                positions=range(0, room, self.config.replay.stride),
+                positions=range(0, room, self.config.replay.stride) if length > room else None,
                 expert=True,
             )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,9 +31,11 @@ class PrefixBuffer:
     static    expert trajectories alone are let in and nothing is ever evicted (ablation)
     seed      of the draws
 
-    A trajectory is stored once, a prefix is a pair of trajectory and position: 8 bytes each (its cumulative weight),
-    12 where positions are given, 20 with fractions. A draw walks a sum tree over trajectories, then bisects within
-    one: O(log trajectories + log positions). Raises ValueError for settings outside their range.
+    A trajectory is stored once, a prefix is a pair of trajectory and position and takes no memory of its own; where
+    positions are given 4 bytes each, with fractions 12. A draw walks a sum tree over trajectories, then proposes
+    prefixes of the one found until one is accepted with probability weight / largest weight: O(log trajectories) and
+    at most 3 proposals on average, since sigma-hat is concave in the position (with given positions or fractions at
+    most as many as there are). Raises ValueError for settings outside their range.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class PrefixBuffer:
         slot = self._slots.get(trajectory.prompt_id, len(self._trajectories))
         if slot < len(self._trajectories):
             self._size -= self._trajectories[slot].num_prefixes
-        self._put(slot, trajectory, self._cumulative_weights(trajectory))
+        self._put(slot, trajectory, *self._weigh(trajectory))
         self._size += trajectory.num_prefixes
         return trajectory.num_prefixes
 
@@ -134,8 +138,8 @@ class PrefixBuffer:
             raise ValueError(f"count must be 0 or more, got {count}")
         if not self._tree.total > 0.0:
             return []
-        points = self._random.uniform(2 * count)
-        return [self._at(points[k], points[k + 1]) for k in range(0, 2 * count, 2)]
+        total = self._tree.total
+        return [self._draw_from(self._tree.find(point * total)) for point in self._random.uniform(count)]
 
     def __len__(self) -> int:
         """Prefixes in the buffer, those of weight 0 included."""
@@ -167,6 +171,13 @@ class PrefixBuffer:
         self._random = RandomWords(self._settings["seed"], taken)
         self._fill(trajectories)
 
+    def restart_ages(self, step: int = 0) -> None:
+        """Count every trajectory's age from update `step`, as if all had been inserted then.
+
+        For a run that starts with the buffer of another one, whose step numbers mean nothing in it.
+        """
+        self._trajectories = [replace(trajectory, step=step) for trajectory in self._trajectories]
+
     def save(self, path: str | Path) -> None:
         """Write `state_dict()` to one safetensors file, which appears whole or not at all."""
         saved.write(self.state_dict(), Path(path))
@@ -176,40 +187,45 @@ class PrefixBuffer:
         saved.name_file(path, lambda: self.load_state_dict(saved.read(Path(path))))
 
     def _fill(self, trajectories: list[StoredTrajectory]) -> None:
-        self._trajectories = trajectories
+        self._trajectories: list[StoredTrajectory] = trajectories
         self._slots = {trajectory.prompt_id: slot for slot, trajectory in enumerate(trajectories)}
-        self._cumulative = [self._cumulative_weights(trajectory) for trajectory in trajectories]
-        self._tree = SumTree([cumulative[-1] for cumulative in self._cumulative])
+        weights = [self._weigh(trajectory) for trajectory in trajectories]
+        self._tree = SumTree([total for total, _ in weights])
+        self._largest = array("d", [largest for _, largest in weights])  # weight of a prefix, by slot
         self._size = sum(trajectory.num_prefixes for trajectory in trajectories)
 
-    def _put(self, slot: int, trajectory: StoredTrajectory, cumulative: NDArray[np.float64]) -> None:
-        """Fill a slot, or the first one after the last."""
+    def _put(self, slot: int, trajectory: StoredTrajectory, total: float, largest: float) -> None:
+        """Fill a slot, or the first one after the last, with a trajectory and what `_weigh` says of it."""
         if slot == len(self._trajectories):
             self._trajectories.append(trajectory)
-            self._cumulative.append(cumulative)
-        self._trajectories[slot], self._cumulative[slot] = trajectory, cumulative
+            self._largest.append(largest)
+        self._trajectories[slot], self._largest[slot] = trajectory, largest
         self._slots[trajectory.prompt_id] = slot
-        self._tree.set(slot, float(cumulative[-1]))
+        self._tree.set(slot, total)
 
     def _remove(self, slot: int) -> None:
         """Empty a slot; the last trajectory moves into it, so that slots stay dense and their order says it all."""
         self._size -= self._trajectories[slot].num_prefixes
         del self._slots[self._trajectories[slot].prompt_id]
-        trajectory, cumulative = self._trajectories.pop(), self._cumulative.pop()
-        self._tree.set(len(self._trajectories), 0.0)
-        if slot < len(self._trajectories):
-            self._put(slot, trajectory, cumulative)
+        trajectory, largest, last = self._trajectories.pop(), self._largest.pop(), len(self._trajectories)
+        total = self._tree.weight(last)
+        self._tree.set(last, 0.0)
+        if slot < last:
+            self._put(slot, trajectory, total, largest)
 
-    def _cumulative_weights(self, trajectory: StoredTrajectory) -> NDArray[np.float64]:
-        """[n] running sums of the weights, in order: `cumsum` adds one by one, so every machine gets the same bits."""
-        indices = np.arange(trajectory.num_prefixes)
+    def _weigh(self, trajectory: StoredTrajectory) -> tuple[float, float]:
+        """The sum of the prefixes' weights and the largest one; `cumsum` adds one by one, alike on every machine."""
         if self._settings["sampling"] == "uniform":
-            return (indices + 1).astype(np.float64)
-        return np.cumsum(trajectory.scores_of(indices))
+            return float(trajectory.num_prefixes), 1.0
+        scores = trajectory.scores_of(np.arange(trajectory.num_prefixes))
+        return float(np.cumsum(scores)[-1]), float(scores.max())
 
-    def _at(self, first: float, second: float) -> Prefix:
-        """The prefix that two points of [0, 1) choose: one for the trajectory, one for the place in it."""
-        slot = self._tree.find(first * self._tree.total)
-        cumulative = self._cumulative[slot]
-        index = int(cumulative.searchsorted(second * cumulative[-1], side="right"))  # skips prefixes of weight 0
-        return self._trajectories[slot].prefix(index)
+    def _draw_from(self, slot: int) -> Prefix:
+        """A prefix of one trajectory in proportion to its weight, by rejection."""
+        trajectory, largest = self._trajectories[slot], self._largest[slot]
+        uniform, size = self._settings["sampling"] == "uniform", trajectory.num_prefixes
+        while True:
+            place, chance = self._random.uniform(2)
+            index = int(place * size)
+            if uniform or chance * largest < trajectory.score_at(index):
+                return trajectory.prefix(index)

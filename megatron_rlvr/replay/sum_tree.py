@@ -23,6 +23,10 @@ class SumTree:
     def total(self) -> float:
         return self._nodes[1]
 
+    def weight(self, item: int) -> float:
+        """The weight of `item`, which has been set."""
+        return self._nodes[self._capacity + item]
+
     def set(self, item: int, weight: float) -> None:
         """Give `item` (0 or more; the tree grows) its weight."""
         while item >= self._capacity:

@@ -106,18 +106,25 @@ class StoredTrajectory:
         probability = success_at(self.fractions_of(indices), self.success_rate, self.reward)
         return np.sqrt(probability * (1.0 - probability))
 
+    def score_at(self, index: int) -> float:
+        """sigma-hat of prefix number `index`, the same bits as `scores_of` gives."""
+        fraction = self._position_at(index) / self.length if self.fractions is None else float(self.fractions[index])
+        probability = success_at(fraction, self.success_rate, self.reward)
+        return math.sqrt(probability * (1.0 - probability))
+
+    def _position_at(self, index: int) -> int:
+        return index * self.stride if self.positions is None else int(self.positions[index])
+
     def prefix(self, index: int) -> Prefix:
         """Prefix number `index`; its token ids are a view, nothing is copied."""
-        position = index * self.stride if self.positions is None else int(self.positions[index])
-        fraction = position / self.length if self.fractions is None else float(self.fractions[index])
-        probability = success_at(fraction, self.success_rate, self.reward)
+        position = self._position_at(index)
         return Prefix(
             prompt_id=self.prompt_id,
             token_ids=self.token_ids[: self.prompt_length + position],
             prompt_length=self.prompt_length,
             position=position,
             length=self.length,
-            score=math.sqrt(probability * (1.0 - probability)),
+            score=self.score_at(index),
             step=self.step,
             state=None if self.states is None else json.loads(self.states[index]),
             expert=self.expert,

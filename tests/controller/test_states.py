@@ -117,6 +117,18 @@ def test_a_static_uniform_buffer_keeps_the_experts_alone():
     assert shares == pytest.approx([0.25] * 4, abs=0.09)
 
 
+def test_the_window_of_a_new_run_counts_a_loaded_buffer_from_its_start(tmp_path):
+    old = make_source(ratio=1.0, recency_window=2)
+    for _ in range(9):
+        old.learn([group(PROMPTS[0], [1, -1, -1, -1])])
+    old.buffer.save(tmp_path / "replay.safetensors")
+    source = make_source(ratio=1.0, recency_window=2, buffer=tmp_path / "replay.safetensors")
+    source.learn([])
+    assert source.metrics["replay/size"] == 4 and source.metrics["replay/age/max"] == 1
+    source.learn([])
+    assert source.metrics["replay/size"] == 0
+
+
 def test_an_expert_for_an_unknown_problem_is_refused():
     with pytest.raises(UserError, match=r"number 2\) to a problem that is not in data.train"):
         make_source([demonstration((2, 9), [5]), demonstration((2, 8), [5])], ratio=0.5)

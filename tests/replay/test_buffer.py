@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from megatron_rlvr.replay import ExpertTrajectory, Prefix, PrefixBuffer, prefix_score
+from megatron_rlvr.replay.random_words import RandomWords
 
 PROMPT = [7, 8, 9]
 
@@ -125,7 +126,7 @@ def test_settled_prefixes_are_never_drawn_by_score() -> None:
     assert buffer.draw(0) == []
 
 
-@pytest.mark.parametrize(("point", "position"), [(0.0, 1), (1.0 - 2.0**-53, 2)])
+@pytest.mark.parametrize(("point", "position"), [(0.0, 1), (1.0 - 2.0**-53, 2)])  # the first is refused once
 def test_the_ends_of_the_random_range_fall_on_weighted_prefixes(
     monkeypatch: pytest.MonkeyPatch, point: float, position: int
 ) -> None:
@@ -134,7 +135,8 @@ def test_the_ends_of_the_random_range_fall_on_weighted_prefixes(
     add(buffer, "solved", 3, 1.0)
     add(buffer, "hard", 3, 0.0)
     add(buffer, "solved too", 3, 1.0)
-    monkeypatch.setattr("megatron_rlvr.replay.random_words.RandomWords.uniform", lambda self, count: [point] * count)
+    points = iter([point, point, point, 0.4, 0.0])
+    monkeypatch.setattr(RandomWords, "uniform", lambda self, count: [next(points) for _ in range(count)])
     assert set(places(buffer.draw(1))) == {("hard", position)}
 
 
@@ -145,6 +147,17 @@ def test_window_5_keeps_the_newest_5_updates() -> None:
         assert buffer.evict(step) == (4 if step >= 5 else 0)
     assert {prefix.step for prefix in buffer.draw(400)} == {5, 6, 7, 8, 9}
     assert buffer.evict(100) == 20 and len(buffer) == 0 and buffer.draw(1) == []
+
+
+def test_restarted_ages_count_from_the_step_given() -> None:
+    buffer, twin = (PrefixBuffer(window=5, seed=2) for _ in range(2))
+    for each in (buffer, twin):
+        for step in (996, 1000):
+            add(each, str(step), 4, 0.5, step)
+    buffer.restart_ages()
+    assert places(buffer.draw(50)) == places(twin.draw(50))
+    assert buffer.statistics(3)["replay/age/max"] == buffer.statistics(3)["replay/age/mean"] == 3
+    assert buffer.evict(4) == 0 and buffer.evict(5) == 8
 
 
 def test_without_window_nothing_ages_out() -> None:
@@ -218,16 +231,18 @@ def test_negative_counts_are_refused() -> None:
         PrefixBuffer(None).draw(-1)
 
 
-def test_ten_million_prefixes_fit_in_16_bytes_each_beyond_the_tokens() -> None:
-    tokens = np.zeros(8_192 + 64, dtype=np.int32)
+@pytest.mark.parametrize(("prefixes", "length", "bound"), [(10_000_000, 8_192, 0.1), (320_000, 32, 16.0)])
+def test_prefixes_fit_in_16_bytes_each_beyond_the_tokens(prefixes: int, length: int, bound: float) -> None:
+    """Short responses too, where the trajectories' own bytes have few prefixes to be shared out over."""
+    tokens = np.zeros(length + 64, dtype=np.int32)
     tracemalloc.start()
     try:
         buffer = PrefixBuffer(5)
-        for k in range(10_000_000 // 8_192 + 1):
+        for k in range(prefixes // length + 1):
             buffer.insert(str(k), tokens, 64, 0.25, 0)
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     stored = buffer.num_trajectories * tokens.nbytes
-    assert len(buffer) >= 10_000_000
-    assert 8.0 <= (used - stored) / len(buffer) < 8.5
+    assert len(buffer) >= prefixes
+    assert 0.0 < (used - stored) / len(buffer) < bound
