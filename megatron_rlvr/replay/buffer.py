@@ -176,7 +176,7 @@ class PrefixBuffer:
 
         For a run that starts with the buffer of another one, whose step numbers mean nothing in it.
         """
-        self._trajectories = [replace(trajectory, step=step) for trajectory in self._trajectories]
+        self._fill([replace(trajectory, step=step) for trajectory in self._trajectories])
 
     def save(self, path: str | Path) -> None:
         """Write `state_dict()` to one safetensors file, which appears whole or not at all."""
