@@ -48,7 +48,7 @@ class Actor:
         self.megatron_config, self.chunks = build_chunks(spec, config)
         self.place = parallel.place()
         self.version = 0
-        self._reference: ReferencePolicy | None = None
+        self.reference: ReferencePolicy | None = None
         self._optimizer_config, self._updates = optimizer, updates
         self._distribution = distribution or LogprobDistribution()
         self._parameters = dict(named_parameters(self.chunks))
@@ -90,24 +90,24 @@ class Actor:
 
     def refresh_reference(self) -> None:
         """Freeze the present weights as the reference policy."""
-        if self._reference is None:
-            self._reference = ReferencePolicy(self._parameters.values())
-        self._reference.refresh(self.version)
+        if self.reference is None:
+            self.reference = ReferencePolicy(self._parameters.values())
+        self.reference.refresh(self.version)
 
     @property
     def reference_version(self) -> int:
         """Version of the reference's weights; -1 where there is none yet."""
-        return -1 if self._reference is None else self._reference.version
+        return -1 if self.reference is None else self.reference.version
 
     def score_reference(self, mini_batch: MiniBatch) -> None:
         """Fill `reference_logprobs` of every micro-batch where the loss is formed (the last pipeline stage).
 
         Raises RuntimeError when no reference was frozen.
         """
-        if self._reference is None:
+        if self.reference is None:
             raise RuntimeError("score_reference before refresh_reference: there is no reference policy yet")
-        fresh = self._reference.version == self.version  # the learner itself, no need to swap
-        with contextlib.nullcontext() if fresh else self._reference.swapped_in():
+        fresh = self.reference.version == self.version  # the learner itself, no need to swap
+        with contextlib.nullcontext() if fresh else self.reference.swapped_in():
             scores = self.schedule.logprobs(mini_batch)
         for batch, (logprobs, _) in zip(mini_batch.micro_batches, scores, strict=False):
             batch.reference_logprobs = logprobs

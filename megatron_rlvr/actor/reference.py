@@ -20,6 +20,7 @@ class ReferencePolicy:
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._parameters = list(parameters)
+        self._places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
         self._frozen = [_host_like(p) for p in self._parameters]
         self._learner = [_host_like(p) for p in self._parameters]
         self.version = -1
@@ -30,6 +31,10 @@ class ReferencePolicy:
         for frozen, parameter in zip(self._frozen, self._parameters, strict=True):
             frozen.copy_(parameter.data)
         self.version = version
+
+    def frozen(self, parameter: Parameter) -> torch.Tensor:
+        """The frozen copy of one of the parameters, in host memory."""
+        return self._frozen[self._places[id(parameter)]]
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:

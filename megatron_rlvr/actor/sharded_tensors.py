@@ -76,7 +76,7 @@ def load_pieces(
     directory: Path,
     prefix: str,
     make: Callable[[Slot], torch.Tensor],
-    take: Callable[[Slot, torch.Tensor], None],
+    take: Callable[[Slot, torch.Tensor], object],
 ) -> None:
     """Read the tensor prefix + (key) of every slot; a collective.
 
