@@ -10,8 +10,9 @@ import torch.distributed as dist
 from megatron_rlvr.actor.actor import Actor
 from megatron_rlvr.actor.model import DTYPES
 from megatron_rlvr.config.tree import RunConfig
-from megatron_rlvr.hf import HFCheckpoint, WeightMap, read_model_spec, write_checkpoint
-from megatron_rlvr.refresh import exported_weights, load_weights
+from megatron_rlvr.hf import ExportPlan, HFCheckpoint, Skeleton, WeightMap, read_model_spec
+from megatron_rlvr.observability.progress import byte_bar
+from megatron_rlvr.refresh import export_checkpoint, load_weights
 
 
 class Learner:
@@ -31,7 +32,14 @@ class Learner:
             seed=config.seed,
             distribution=config.logprob_distribution,
         )
-        load_weights(self.actor, self.source, self.weight_map)
+        with self._bar("load", self.actor.num_bytes) as bar:
+            load_weights(
+                self.actor,
+                self.source,
+                self.weight_map,
+                broadcast=config.model.broadcast_load,
+                progress=bar.update,
+            )
 
     def batch_options(self) -> dict[str, Any]:
         """How `build_mini_batch` cuts a mini-batch for this rank."""
@@ -48,14 +56,13 @@ class Learner:
 
     def save(self, target: Path) -> None:
         """Write the model as a Hugging Face directory, whole or not at all; a collective over all ranks."""
-        tensors = exported_weights(self.actor, self.weight_map)
-        if dist.get_rank() == 0:
-            dtype = DTYPES[self.config.actor.dtype]  # which need not be the source's
-            write_checkpoint(target, self.config.model.path, tensors, dtype, overwrite=True)
-        else:
-            for _ in tensors:
-                continue
-        dist.barrier()
+        dtype = DTYPES[self.config.actor.dtype]  # which need not be the source's
+        plan = ExportPlan.of(Skeleton.of(self.source), dtype)
+        with self._bar("export", self.actor.num_bytes) as bar:
+            export_checkpoint(self.actor, self.weight_map, plan, target, overwrite=True, progress=bar.update)
+
+    def _bar(self, what: str, num_bytes: int) -> Any:
+        return byte_bar(num_bytes, what, shown=self.config.logging.progress and dist.get_rank() == 0)
 
     def close(self) -> None:
         self.actor.close()

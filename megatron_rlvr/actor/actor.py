@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron_rlvr.actor import parallel, platform
 from megatron_rlvr.actor.aux_loss import scale_aux_loss
 from megatron_rlvr.actor.head import LogprobHead
+from megatron_rlvr.actor.loading import TensorSource, fill
 from megatron_rlvr.actor.metrics import padding_share, reduce_metrics
 from megatron_rlvr.actor.model import DTYPES, build_chunks
 from megatron_rlvr.actor.naming import named_parameters
@@ -23,10 +24,7 @@ from megatron_rlvr.actor.schedule import Schedule
 from megatron_rlvr.actor.shards import ShardPlan
 from megatron_rlvr.config.checks import check_known_faults, installed_version
 from megatron_rlvr.config.tree import ActorConfig, LossConfig, OptimizerConfig
-from megatron_rlvr.types import LogprobDistribution, MiniBatch, ModelSpec, Place
-
-# canonical name, this rank's place -> this rank's slice of the tensor
-TensorSource = Callable[[str, Place], torch.Tensor]
+from megatron_rlvr.types import LogprobDistribution, MiniBatch, ModelSpec
 
 
 class Actor:
@@ -63,13 +61,19 @@ class Actor:
     def device(self) -> torch.device:
         return platform.device()
 
-    def load(self, source: TensorSource) -> None:
-        """Fill this rank's shards from `source`, then build the optimizer on them (its master weights are copies)."""
-        for name, parameter in self._parameters.items():
-            tensor = source(name, self.place)
-            if tensor.shape != parameter.shape:
-                raise RuntimeError(f"{name}: the source gave shape {list(tensor.shape)}, not {list(parameter.shape)}")
-            parameter.data.copy_(tensor)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's parameters."""
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    def load(
+        self, source: TensorSource, broadcast: bool = False, progress: Callable[[int], object] | None = None
+    ) -> None:
+        """Fill this rank's shards from `source`, then build the optimizer on them (its master weights are copies).
+
+        See `loading.fill`.
+        """
+        fill(self._parameters, self.place, source, broadcast, progress)
         wrapped = wrap_chunks(self.config, self.megatron_config, self.chunks)
         self.optimizer = build_optimizer(self._optimizer_config, self.config, self.megatron_config, wrapped)
         self.scheduler = build_scheduler(self._optimizer_config, self.optimizer, self._updates)
@@ -163,6 +167,10 @@ class Actor:
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, list[torch.Tensor]]]:
         """(canonical name, shards in tensor-rank order) of every parameter; a collective on all ranks."""
         yield from self._plan.gather(lambda p: p.data, DTYPES[dtype or self.config.dtype])
+
+    def owned_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(canonical name, this rank's slice) of the parameters that this rank writes for all."""
+        return self._plan.owned()
 
     def gradients(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
         """As `weights`, of the gradients that `accumulate` left; a distributed optimizer keeps only shards of them."""

@@ -67,6 +67,13 @@ class ShardPlan:
             shards = self._plan[name]
             yield name, [self._broadcast(name, shards[index], value, dtype) for index in sorted(shards)]
 
+    def owned(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, this rank's piece) of every piece whose owner this rank is: over all ranks, each piece once."""
+        for name in self.names:
+            held = self._plan[name].get(self.index(name))
+            if name in self._local and held is not None and held.owner == dist.get_rank():
+                yield name, self._local[name].data
+
     def _broadcast(
         self, name: str, shard: _Shard, value: Callable[[Parameter], torch.Tensor], dtype: torch.dtype
     ) -> torch.Tensor:

@@ -99,6 +99,8 @@ def check_run_dir(config: RunConfig, overwrite: bool) -> None:
     files = RunFiles(root)
     if files.metrics.exists() and not overwrite:
         raise UserError(f"run_dir {root} already holds a run; name another or add --overwrite to replace it")
+    if _within(root, config.model.path):
+        raise UserError(f"run_dir {root} lies in model.path {config.model.path}, which stays as it is; name another")
     inside = [path for path in files.everything if path.exists() and _within(config.model.path, path)]
     if inside:  # it would be moved aside before the ranks read it
         raise UserError(f"model.path {config.model.path} is part of the run that run_dir {root} holds; name another")

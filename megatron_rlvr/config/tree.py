@@ -20,6 +20,9 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: FilePath = Field(description="Hugging Face directory: config.json, tokenizer, *.safetensors")
+    broadcast_load: bool = Field(
+        False, description="one data-parallel replica reads the weights and sends them to the others"
+    )
 
 
 class DataConfig(Section):

@@ -1,6 +1,6 @@
 """A slice of a tensor as byte ranges of a file: read and written where it lies, without mapping the file.
 
-A mapped page counts as the process's memory and its reads are counted nowhere; plain reads and writes are exact in both.
+A mapped page counts as the process's memory and reads of it are counted nowhere; plain reads are exact in both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_slices(descriptor: int, start: int, shape: Shape, slices: Slices, valu
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _read_into(descriptor: int, memory: memoryview, offset: int) -> None:

@@ -44,9 +44,17 @@ class HFCheckpoint:
         fused = {part.fused for part in self._fused.values()}
         return [name for name in self._stored if name not in fused] + list(self._fused)
 
+    def files(self) -> list[Path]:
+        """The weight files, by name."""
+        return sorted({tensor.file for tensor in self._stored.values()})
+
     def stored_shapes(self) -> dict[str, Shape]:
         """Name and shape of every tensor as it lies on disk (fused experts whole)."""
         return {name: tensor.shape for name, tensor in self._stored.items()}
+
+    def tensor_bytes(self, dtype: torch.dtype | None = None) -> int:
+        """Bytes of all tensors, as they are stored or as they would be in `dtype`."""
+        return sum(t.nbytes // t.dtype.itemsize * (dtype or t.dtype).itemsize for t in self._stored.values())
 
     def shape(self, name: str) -> Shape:
         """Shape of `name`; KeyError when there is none."""

@@ -31,6 +31,9 @@ class Replicated:
     def join(self, parts: Sequence[torch.Tensor], shapes: Sequence[Shape], size: int) -> torch.Tensor:
         return parts[0]
 
+    def separate(self, local: torch.Tensor, shapes: Sequence[Shape], size: int) -> list[torch.Tensor]:
+        return [local]
+
     def merge(self, shapes: Sequence[Shape], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [shards[0]]
 
@@ -116,6 +119,10 @@ class Vocabulary(Split):
         rows, *rest = self.local_shape(shapes, size)
         missing = rows - parts[0].shape[0]
         return torch.cat([parts[0], parts[0].new_zeros(missing, *rest)]) if missing else parts[0]
+
+    def separate(self, local: torch.Tensor, shapes: Sequence[Shape], size: int) -> list[torch.Tensor]:
+        """The rows with padding: how many of them are real depends on the rank."""
+        return [local]
 
     def merge(self, shapes: Sequence[Shape], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.cat(list(shards))[: shapes[0][0]]]

@@ -94,6 +94,20 @@ class WeightMap:
         slices = rule.layout.local_slices(_shapes(rule), rank, size)
         return [(source.name, part) for source, part in zip(rule.sources, slices, strict=True)]
 
+    def local_parts(self, name: str, local: torch.Tensor, place: Place) -> list[tuple[str, Slices, torch.Tensor]]:
+        """(Hugging Face tensor, slices of it, their values) for each tensor that this rank's slice `local` is made of.
+
+        The inverse of `local_tensor`: same bits, rows of vocabulary padding left out. May share memory with `local`.
+        Raises as `local_tensor`.
+        """
+        rule = self._rule(name)
+        places = self.local_slices(name, place)
+        parts = rule.layout.separate(local, _shapes(rule), _split(rule, place)[1])
+        return [
+            (source, slices, part[: slices[0].stop - slices[0].start])
+            for (source, slices), part in zip(places, parts, strict=True)
+        ]
+
     def merge(self, name: str, shards: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         """The Hugging Face tensors of `name` from the shards of all (expert-)tensor-parallel ranks, in rank order.
 

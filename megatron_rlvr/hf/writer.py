@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,23 +12,10 @@ from safetensors.torch import save_file
 from megatron_rlvr.hf.checkpoint import INDEX_FILE, SINGLE_FILE, HFCheckpoint
 from megatron_rlvr.hf.experts import fuse_experts
 from megatron_rlvr.hf.layouts import Shape
-from megatron_rlvr.types import UserError
+from megatron_rlvr.hf.skeleton import copy_companions
+from megatron_rlvr.hf.staging import check_target, staged_directory
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
-
-# Everything of a model directory that is not weights: config, generation defaults, tokenizer, chat template, licence.
-_COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template.*",
-    "LICENSE*",
-)
 
 
 def write_checkpoint(
@@ -50,23 +35,15 @@ def write_checkpoint(
     dtype      dtype on disk (config.json then names it); None: as the tensors come
     overwrite  replace an existing target; otherwise it is refused
 
-    Raises UserError for an existing target or a bad source, ValueError when the stream is not the source's tensors.
+    Raises UserError for a bad source and for a target that exists, lies in the source or has no room; ValueError
+    when the stream is not the source's tensors.
     """
     target, source_dir = Path(target).absolute(), Path(source_dir)
-    if target.exists() and not overwrite:
-        raise UserError(f"{target} already exists; choose another directory or ask to overwrite it.")
     source = HFCheckpoint(source_dir)
-    partial = target.parent / f".{target.name}.partial"
-    _remove(partial)
-    partial.mkdir(parents=True)
-    try:
+    check_target(target, source_dir, source.tensor_bytes(dtype), overwrite)
+    with staged_directory(target) as partial:
         _write_shards(partial, _as_stored(tensors, source), source.stored_shapes(), dtype, max_shard_bytes)
-        _copy_companions(source_dir, partial, dtype)
-        _sync(partial)
-        _put_in_place(partial, target)
-    except BaseException:
-        _remove(partial)
-        raise
+        copy_companions(source_dir, partial, dtype)
 
 
 def _as_stored(tensors: NamedTensors, source: HFCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,53 +111,3 @@ def _save(shard: dict[str, torch.Tensor], path: Path) -> None:
     save_file(shard, path, metadata={"format": "pt"})
     # safetensors makes its files private to the owner; others must be able to read them like the rest.
     path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def _copy_companions(source: Path, directory: Path, dtype: torch.dtype | None) -> None:
-    files = {file for pattern in _COMPANIONS for file in source.glob(pattern) if file.is_file()}
-    for file in files:
-        shutil.copyfile(file, directory / file.name)
-    if dtype is not None:
-        _name_dtype(directory / "config.json", str(dtype).removeprefix("torch."))
-
-
-def _name_dtype(config_file: Path, dtype: str) -> None:
-    """Keep config.json's statement of the dtype true; the file stays byte-identical when it already is."""
-    config = json.loads(config_file.read_text(encoding="utf-8"))
-    key = "dtype" if "dtype" in config else "torch_dtype"
-    if config.get(key) != dtype:
-        config[key] = dtype
-        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Rename into place; an old target is moved aside first, because a full directory cannot be renamed over."""
-    aside = target.parent / f".{target.name}.replaced"
-    _remove(aside)
-    if target.exists():
-        target.rename(aside)
-    partial.rename(target)
-    _sync_directory(target.parent)
-    _remove(aside)
-
-
-def _sync(directory: Path) -> None:
-    for file in directory.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-    _sync_directory(directory)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

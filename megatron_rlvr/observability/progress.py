@@ -27,6 +27,23 @@ def summary(metrics: Mapping[str, float | int | None]) -> dict[str, str]:
     return shown
 
 
+def byte_bar(num_bytes: int, name: str, *, shown: bool, file: TextIO | None = None) -> tqdm:
+    """A bar over the bytes of a transfer, with GB/s and the time left; `update` takes bytes. A context.
+
+    It appears after 2 s, so that short transfers leave the terminal alone.
+    """
+    return tqdm(
+        total=num_bytes,
+        desc=name,
+        unit="B",
+        unit_scale=True,
+        disable=not shown,
+        file=file,
+        delay=2,
+        dynamic_ncols=True,
+    )
+
+
 class Progress:
     """A bar over the updates of a run; held-out accuracy stays in it between evaluations."""
 

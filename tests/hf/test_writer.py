@@ -99,11 +99,13 @@ def test_existing_target_is_refused_then_replaced_whole(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_a_model_may_replace_its_own_source(tmp_path):
-    source = write_directory(tmp_path / "source", MOE, random_tensors(MOE), shards=2)
-    checkpoint = HFCheckpoint(source)
-    write_checkpoint(source, source, ((n, checkpoint.read(n) + 1) for n in checkpoint.names()), overwrite=True)
-    assert_holds(source, {n: t + 1 for n, t in random_tensors(MOE).items()})
+@pytest.mark.parametrize("where", ["source", "source/new", "source/../source/a/b", "."])
+def test_the_source_is_never_touched(tmp_path, where):
+    source = write_directory(tmp_path / "all" / "source", MOE, random_tensors(MOE), shards=2)
+    before = contents(source)
+    with pytest.raises(UserError, match=r"in or around the source .*source, which stays as it is"):
+        write_checkpoint(tmp_path / "all" / where, source, random_tensors(MOE).items(), overwrite=True)
+    assert contents(source) == before and [p.name for p in tmp_path.iterdir()] == ["all"]
 
 
 @pytest.mark.parametrize(
