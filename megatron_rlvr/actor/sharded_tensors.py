@@ -6,6 +6,7 @@ Only tensors are written, no pickled objects: what else a checkpoint needs is JS
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, is_main_replica
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.models.gpt import GPTModel
 from torch.nn import Parameter
 
@@ -69,6 +71,22 @@ def model_pieces(slots: Sequence[Slot]) -> dict[str, Piece]:
 def save_pieces(pieces: Mapping[str, Any], directory: Path) -> None:
     """Write all ranks' pieces into the empty `directory`; a collective."""
     dist_checkpointing.save(dict(pieces), str(directory))
+
+
+class BackgroundSave:
+    """Pieces being written by a process beside each rank, from a snapshot taken when this is made; a collective."""
+
+    def __init__(self, pieces: Mapping[str, Any], directory: Path) -> None:
+        options: dict[str, Any] = {"async_sharded_save": True}
+        if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:  # 0.19 has two
+            options["async_strategy"] = "mcore"
+        self._queue = AsyncCallsQueue()
+        self._queue.schedule_async_request(dist_checkpointing.save(dict(pieces), str(directory), **options))
+
+    def done(self, *, wait: bool) -> bool:
+        """True once all ranks have written everything; a collective, also without `wait`."""
+        self._queue.maybe_finalize_async_calls(blocking=wait)
+        return bool(self._queue.get_num_unfinalized_calls() == 0)
 
 
 def load_pieces(

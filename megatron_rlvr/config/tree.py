@@ -211,12 +211,26 @@ class TrainerConfig(Section):
     eval_samples: PositiveInt = Field(4, description="samples per held-out problem")
     eval_problems: PositiveInt | None = Field(None, description="first n problems of the held-out set; default: all")
     save_interval: PositiveInt | None = Field(
-        None, description="updates between checkpoints; the last update is always saved"
+        None, description="updates between exported Hugging Face models; the last update is always saved"
     )
     step_zero_tolerance: PositiveFloat | None = Field(
         None,
         description="nats; stop when learner and engine differ by more per token, in the mean, in the first update "
         "after a refresh; default: 1e-4 where both are float32, else the gap is only logged",
+    )
+
+
+class CheckpointConfig(Section):
+    """Training checkpoints in run_dir/checkpoints/step_<update>, taken between two rollout batches."""
+
+    interval: PositiveInt | None = Field(None, description="updates between checkpoints; default: only when asked to")
+    keep: PositiveInt = Field(2, description="newest checkpoints that stay")
+    at_end: bool = Field(False, description="one more after the last update, so that the run can be extended")
+    asynchronous: bool = Field(False, description="write the tensors in the background while training goes on")
+    resume: Literal["auto", "never"] | FilePath = Field(
+        "never",
+        union_mode="left_to_right",
+        description="auto: go on from run_dir's newest valid checkpoint, if there is one; or the path of a checkpoint",
     )
 
 
@@ -259,6 +273,7 @@ class RunConfig(Section):
     actor: ActorConfig = ActorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     sft: SftConfig = SftConfig()
     launch: LaunchConfig = LaunchConfig()
