@@ -1,5 +1,7 @@
 """One rank of a run: `python -m megatron_rlvr._rank COMMAND CONFIG.yaml LOG_DIR`, started by the launcher.
 
+For the command `convert` the second argument is a job file instead of a config.
+
 A failure is left in LOG_DIR for the launcher to show; the exit code is 2 for a fault of the user's and 1 for a crash.
 """
 
@@ -19,8 +21,18 @@ from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.types import UserError
 
 
-def run_command(command: str, config: RunConfig) -> None:
-    """Do this rank's part of `command`."""
+def run_command(command: str, file: Path) -> None:
+    """Do this rank's part of `command`, which `file` describes."""
+    if command == "convert":
+        from megatron_rlvr.convert import run_job
+
+        run_job(file)
+    else:
+        run_config(command, load_config(file))
+
+
+def run_config(command: str, config: RunConfig) -> None:
+    """Do this rank's part of a run."""
     if command == "sft":
         from megatron_rlvr.sft import sft
 
@@ -40,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     command, config, log_dir = arguments
     rank = int(os.environ["RANK"])
     try:
-        run_command(command, load_config(config))
+        run_command(command, Path(config))
     except UserError as error:
         write_error(Path(log_dir), rank, " ".join(str(error).split()), user_error=True)
         return 2

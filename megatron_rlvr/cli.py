@@ -1,4 +1,4 @@
-"""The command line: `python -m megatron_rlvr {train,eval,sft,plot,doctor} ...`.
+"""The command line: `python -m megatron_rlvr {train,eval,sft,convert,plot,doctor} ...`.
 
 A fault of the user's is one sentence on standard error and exit code 2; nothing is left behind.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_rlvr.config.checks import Command, check_config
+from megatron_rlvr.config.checks import Command, check_config, config_warnings
 from megatron_rlvr.config.load import load_config, save_resolved
 from megatron_rlvr.config.run_dir import RunDirectory, check_run_dir, check_sft_output, for_command, open_run_dir
 from megatron_rlvr.config.tree import RunConfig
@@ -48,11 +48,34 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--overwrite", action="store_true", help="replace the run that run_dir holds, and sft.output"
         )
+    _add_convert(commands.add_parser("convert", help="Hugging Face checkpoints to Megatron's and back"))
     plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
     plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
     plot.add_argument("--output", type=Path, help="directory for the curves of several runs (default: comparison)")
     commands.add_parser("doctor", help="tell what this machine can run")
     return parser
+
+
+_CONVERSIONS = (
+    ("hf-to-megatron", "HF_DIR", "write a sharded distributed checkpoint that any layout loads"),
+    ("megatron-to-hf", "CHECKPOINT", "write a Hugging Face directory"),
+)
+
+
+def _add_convert(convert: argparse.ArgumentParser) -> None:
+    conversions = convert.add_subparsers(dest="conversion", required=True, metavar="CONVERSION", parser_class=_Parser)
+    for name, source, meaning in _CONVERSIONS:
+        command = conversions.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
+        command.add_argument("source", metavar=source, type=Path)
+        command.add_argument("target", metavar="OUT", type=Path)
+        command.add_argument(
+            "overrides", metavar="actor.key=value", nargs="*", help="the layout that converts; default: one rank"
+        )
+        command.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
+        if name == "megatron-to-hf":
+            command.add_argument(
+                "--max-shard-gb", type=float, help="size of a weight file (default: the files of the original model)"
+            )
 
 
 def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
@@ -84,7 +107,8 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     check_config(config, command=command)
     check_config(config, read_model_spec(config.model.path), command=command)
     if command == "train":
-        for warning in check_hyperparameters(config.loss.name, config.loss.hyperparameters):
+        warnings = check_hyperparameters(config.loss.name, config.loss.hyperparameters) + config_warnings(config)
+        for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
         _check_reference(config)
     check_run_dir(config, overwrite)
@@ -145,7 +169,25 @@ def _dispatch(options: Any) -> int:
         for path in plot(options.run_dirs, options.output):
             print(path)
         return 0
+    if options.command == "convert":
+        return _convert(options)
     return run(options.command, load_config(options.config, options.overrides), overwrite=options.overwrite)
+
+
+def _convert(options: Any) -> int:
+    from megatron_rlvr.convert import start
+
+    shard = getattr(options, "max_shard_gb", None)
+    if shard is not None and not 0 < shard < float("inf"):
+        raise UserError(f"--max-shard-gb is {shard}; give a positive number of gigabytes such as 5.")
+    return start(
+        options.conversion,
+        options.source,
+        options.target,
+        options.overrides,
+        max_shard_bytes=None if shard is None else round(shard * 1e9),
+        overwrite=options.overwrite,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def save_model_weights(
     *,
     step: int = 0,
     details: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the weights of this rank's model `chunks` (`Actor.chunks`, or what `build_chunks` makes); a collective.
@@ -30,6 +31,7 @@ def save_model_weights(
 
     step       optimizer updates behind the weights
     details    JSON values that `load_model_weights` gives back, such as where the weights came from
+    beside     writes files of its own into the directory before it gets its name; called on rank 0
     overwrite  replace an existing target; otherwise it is refused with a UserError
     """
     if target.exists() and not overwrite:
@@ -38,6 +40,8 @@ def save_model_weights(
     save_pieces(model_pieces(parameter_slots(chunks)), partial / TENSORS)
     dist.barrier()
     if dist.get_rank() == 0:
+        if beside is not None:
+            beside(partial)
         publish(partial, target, "model", step, layout_of(layout), details or {})
     dist.barrier()
 

@@ -145,11 +145,15 @@ def load_config(yaml_path: Path | str, overrides: Sequence[str] = ()) -> RunConf
     Relative paths are relative to the current directory and come out absolute.
     Raises UserError: one sentence that names the key, its value and the remedy.
     """
-    tree = _read(Path(yaml_path))
+    return build_config(with_overrides(_read(Path(yaml_path)), overrides))
+
+
+def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`tree`, changed in place by `section.key=value` overrides (later ones win). Raises UserError as they do."""
     for text in overrides:
         path, value = parse_override(text)
         _apply(tree, path, value)
-    return build_config(tree)
+    return tree
 
 
 def dump_config(config: RunConfig) -> str:
