@@ -55,6 +55,19 @@ def check_config(
         check_known_faults(config.actor, spec, megatron_core or installed_version("megatron-core"))
 
 
+def config_warnings(config: RunConfig) -> list[str]:
+    """Sentences about settings that are allowed but rarely meant."""
+    rollout = config.rollout
+    raw = rollout.temperature == 1 and rollout.top_p == 1 and rollout.top_k < 1
+    if raw or config.loss.logprob_temperature is not None:
+        return []
+    return [
+        f"rollout.temperature={rollout.temperature:g}, rollout.top_p={rollout.top_p:g}, rollout.top_k={rollout.top_k} "
+        "change what is sampled, but learner and engine score tokens under the raw softmax, so importance ratios are "
+        f"not those of the sampler; set loss.logprob_temperature={rollout.temperature:g} to score what sampled"
+    ]
+
+
 def _divides(small: tuple[str, int], large: tuple[str, int]) -> None:
     """Refuse when `small` does not divide `large`; both as (name, value)."""
     if large[1] % small[1]:

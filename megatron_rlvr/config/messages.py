@@ -81,8 +81,14 @@ def _missing(key: str, error: Any, field: FieldInfo | None) -> str:
     )
 
 
-def _sentence(error: Any, root: type[BaseModel]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+def _key(error: Any) -> str:
+    """The dotted key of an error; pydantic names the branch of a union behind it, which no user wrote."""
+    parts = [str(part) for part in error["loc"]]
+    return ".".join(part for part in parts if part.isidentifier() or part.isdecimal())
+
+
+def _sentence(error: Any, root: type[BaseModel], alternatives: Iterable[Any]) -> str:
+    key = _key(error)
     field = _field(error["loc"], root)
     if error["type"] == "extra_forbidden":
         return _unknown(key, root)
@@ -93,11 +99,14 @@ def _sentence(error: Any, root: type[BaseModel]) -> str:
         names = ", ".join(section.model_fields) if section is not None else "its keys"
         return f"config section {key} is {error['input']!r}; it must be a mapping with {names}"
     meaning = f" ({field.description})" if field is not None and field.description else ""
-    return f"config key {key} is {error['input']!r}; {_allowed(error)}{meaning}"
+    allowed = dict.fromkeys(_allowed(other) for other in alternatives)
+    return f"config key {key} is {error['input']!r}; {' or '.join(allowed).replace(' or it must', ' or')}{meaning}"
 
 
 def explain(errors: ValidationError, root: type[BaseModel]) -> str:
     """One sentence on the first fault, unknown keys before all others; how many more faults there are is added."""
     details = sorted(errors.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    more = f" (and {len(details) - 1} more in the config)" if len(details) > 1 else ""
-    return _sentence(details[0], root) + more
+    alternatives = [other for other in details if _key(other) == _key(details[0])]
+    others = len({_key(other) for other in details}) - 1
+    more = f" (and {others} more in the config)" if others else ""
+    return _sentence(details[0], root, alternatives) + more

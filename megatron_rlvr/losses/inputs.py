@@ -30,6 +30,7 @@ def pack(
             )
         reference_logprobs = behavior_logprobs
     named = {"logprobs": logprobs, "behavior_logprobs": behavior_logprobs, "reference_logprobs": reference_logprobs}
+    _check_kinds({**named, "advantages": advantages, "cu_seqlens": cu_seqlens})
     dtype = compute_dtype(*named.values())
     named = {name: value.detach().to(logprobs.device, dtype) for name, value in named.items()}
     advantages = advantages.detach().to(logprobs.device, torch.float64)
@@ -48,16 +49,26 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
+def _check_kinds(named: dict[str, Tensor]) -> None:
+    for name, value in named.items():
+        if not isinstance(value, Tensor) or value.dim() != 1:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+            raise LossError(f"{name} has {found}: pass a one-dimensional tensor.")
+    kind = named["cu_seqlens"].dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise LossError(f"cu_seqlens of dtype {kind} are refused: pass integers, they are counts of tokens.")
+
+
 def _check_shapes(named: dict[str, Tensor], advantages: Tensor, cu_seqlens: Tensor) -> None:
     shape = named["logprobs"].shape
     for name, value in named.items():
-        if value.dim() != 1 or value.shape != shape:
+        if value.shape != shape:
             raise LossError(
                 f"{name} has shape {tuple(value.shape)}: all log-probs are packed [T], here [{len(named['logprobs'])}]."
             )
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 1:
+    if len(cu_seqlens) < 1:
         raise LossError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}: pass the S+1 boundaries of the S sequences.")
-    if advantages.dim() != 1 or len(advantages) != len(cu_seqlens) - 1:
+    if len(advantages) != len(cu_seqlens) - 1:
         raise LossError(
             f"advantages has shape {tuple(advantages.shape)}: pass one per sequence, here [{len(cu_seqlens) - 1}]."
         )

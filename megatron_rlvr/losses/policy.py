@@ -7,6 +7,7 @@ whole responses: a schedule either keeps a response in one micro-batch, or runs 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ def policy_loss(
     metrics     fresh detached tensors that add over micro-batches and ranks, except `.../max` and `.../min`;
                 `finalize_metrics` divides them
     """
-    if isinstance(normalizer, int | float) and normalizer <= 0:
+    if isinstance(normalizer, int | float) and not 0 < normalizer < math.inf:
         raise LossError(
             f"normalizer={normalizer} is refused: pass the mini-batch's count of action tokens or responses."
         )

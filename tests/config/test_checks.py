@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from megatron_rlvr.config.checks import check_config, check_known_faults, check_layout, check_model, installed_version
+from megatron_rlvr.config.checks import (
+    check_config,
+    check_known_faults,
+    check_layout,
+    check_model,
+    config_warnings,
+    installed_version,
+)
 from megatron_rlvr.config.load import build_config
 from megatron_rlvr.config.run_dir import RunFiles, check_run_dir, check_sft_output, for_command, open_run_dir
 from megatron_rlvr.config.tree import ActorConfig, RunConfig
@@ -243,6 +250,27 @@ def test_log_probs_belong_to_what_samples_only_where_the_loss_asks(tree: dict[st
     mixed = _with(tree, sampling | {"loss.logprob_temperature": 0.7})
     assert "rollout.temperature 0.6" in _refusal(mixed) and "rollout.temperature 0.6" in _refusal(mixed, command="eval")
     check_config(_with(tree, {"loss.logprob_temperature": 1.0, "rollout.top_k": 1}), MOE, command="eval")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "loss", "warned"),
+    [
+        ({}, {}, False),
+        ({"temperature": 0.6}, {}, True),
+        ({"top_p": 0.7}, {}, True),
+        ({"top_k": 20}, {}, True),
+        ({"temperature": 0.6, "top_p": 0.7}, {"logprob_temperature": 0.6}, False),
+    ],
+)
+def test_sampling_from_another_distribution_than_is_scored_is_warned_about(
+    tree: dict[str, Any], rollout: dict[str, Any], loss: dict[str, Any], warned: bool
+) -> None:
+    tree["rollout"] = {**tree.get("rollout", {}), **rollout}
+    tree["loss"] = {**tree.get("loss", {}), **loss}
+    warnings = config_warnings(RunConfig(**tree))
+    assert [f"set loss.logprob_temperature={rollout.get('temperature', 1):g}" in text for text in warnings] == (
+        [True] if warned else []
+    )
 
 
 def test_missing_files_are_named(tree: dict[str, Any], tmp_path: Path) -> None:

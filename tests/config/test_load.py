@@ -155,6 +155,7 @@ def test_every_known_key_is_its_own_nearest() -> None:
         ("optimizer.lr=.nan", ["optimizer.lr is", "finite"]),
         ("optimizer.lr=-1e-6", ["optimizer.lr is -1e-06", "greater than 0"]),
         ("optimizer.betas=[0.9]", ["optimizer.betas is [0.9]", "too few"]),
+        ("loss.variance_horizons=[0]", ["loss.variance_horizons.0 is 0; it must be greater than 0 or be 'full' (hor"]),
         ("seed=2147483648", ["seed is 2147483648", "less than 2147483648"]),
         ("logging.wandb=1", ["logging.wandb is 1", "valid boolean"]),
         ("rollout=3", ["rollout is 3", "a mapping with engine, precision"]),

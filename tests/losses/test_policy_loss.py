@@ -150,6 +150,11 @@ def test_metrics_are_fresh_tensors():
         ({"logprobs": torch.zeros(18, dtype=torch.int64)}, "floating-point"),
         ({"aggregation": "token_mean"}, "did you mean 'token-mean'"),
         ({"normalizer": 0}, "normalizer=0 is refused"),
+        ({"normalizer": float("nan")}, "normalizer=nan is refused"),
+        ({"cu_seqlens": torch.tensor([0.0, 5.5, 6.0, 6.0, 18.0])}, "cu_seqlens of dtype torch.float32 are refused"),
+        ({"cu_seqlens": [0, 5, 6, 6, 18]}, "cu_seqlens has type list: pass a one-dimensional tensor"),
+        ({"advantages": torch.tensor(1.0)}, r"advantages has shape \(\): pass a one-dimensional tensor"),
+        ({"logprobs": torch.tensor(-1.0)}, r"logprobs has shape \(\)"),
     ],
 )
 def test_refusals(change, message):
