@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -221,7 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not (root / "warm").exists():
             prepare(root, options.jobs)
         train_all(root, [(name, seed) for seed in options.seeds for name in options.methods], options)
-    print(f"\n{report(root, options.methods, options.seeds)}\n{root}/study.md; {time.monotonic() - started:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = f"{time.monotonic() - started:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU time in its runs"
+    print(f"\n{report(root, options.methods, options.seeds)}\n{root}/study.md; {cost}")
 
 
 if __name__ == "__main__":
