@@ -1,0 +1,70 @@
+"""Reward functions of the user's, named by import path and checked before a run starts."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megatron_rlvr.types import UserError
+
+MATH_VERIFY = "math_verify"
+REMEDY = "write it as def reward(response: str, answer: str) -> float, or -> dict[str, float] with a 'correctness'"
+
+RewardFunction = Callable[[str, str], Any]
+
+
+def load_function(path: str) -> RewardFunction:
+    """The function at "package.module:function", its signature checked.
+
+    Raises UserError where there is none, where it cannot be called as function(response, answer), or where its
+    annotations promise something else than a number or a dict.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UserError(f"rewards.function={path} is no import path; write it as package.module:function.")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise UserError(
+            f"rewards.function={path} cannot be imported ({error}); name a function that Python finds from here."
+        ) from error
+    if not callable(function):
+        raise UserError(f"rewards.function={path} is a {type(function).__name__}, not a function; {REMEDY}.")
+    _check_signature(path, function)
+    return function
+
+
+def read_value(path: str, value: Any) -> dict[str, float]:
+    """A reward function's return value as named parts, `correctness` always among them.
+
+    Raises UserError for anything but a finite number, or a dict of finite numbers with a `correctness`.
+    """
+    parts = value if isinstance(value, Mapping) else {"correctness": value}
+    if "correctness" not in parts:
+        raise UserError(f"rewards.function={path} returned a dict without 'correctness'; {REMEDY}.")
+    for name, part in parts.items():
+        number = isinstance(part, int | float) and math.isfinite(part)
+        if not isinstance(name, str) or not name or not number:
+            raise UserError(f"rewards.function={path} returned {name!r}: {str(part)[:50]!r}, not finite; {REMEDY}.")
+    return {name: float(part) for name, part in parts.items()}
+
+
+def _check_signature(path: str, function: RewardFunction) -> None:
+    try:
+        inspect.signature(function).bind("response", "answer")
+    except TypeError as error:
+        raise UserError(f"rewards.function={path} cannot take a response and an answer ({error}); {REMEDY}.") from error
+    except ValueError:  # a built-in without a signature
+        return
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise UserError(f"rewards.function={path} is a coroutine or a generator; {REMEDY}.")
+    try:
+        promised = typing.get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):
+        return
+    if promised is not None and (typing.get_origin(promised) or promised) not in (float, int, bool, dict, Mapping, Any):
+        raise UserError(f"rewards.function={path} promises to return {promised}; {REMEDY}.")
