@@ -103,9 +103,12 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     """All checks that need no process group: config, model, loss, run directory, devices."""
     from megatron_rlvr.hf.spec import read_model_spec
     from megatron_rlvr.losses import check_hyperparameters
+    from megatron_rlvr.rewards import load_function
 
     check_config(config, command=command)
     check_config(config, read_model_spec(config.model.path), command=command)
+    if command != "sft" and config.rewards.function is not None:
+        load_function(config.rewards.function)
     if command == "train":
         warnings = check_hyperparameters(config.loss.name, config.loss.hyperparameters) + config_warnings(config)
         for warning in warnings:

@@ -26,6 +26,7 @@ from megatron_rlvr.observability.metrics import validation_key
 from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.observability.resources import memory_metrics
 from megatron_rlvr.refresh import Refresher
+from megatron_rlvr.rewards import Scorer
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import build_engine, sampling_settings
 from megatron_rlvr.types import Group, MiniBatch, Prompt, Trajectory
@@ -251,7 +252,8 @@ class ProblemSets:
 def evaluate(config: RunConfig, engine: Engine, held_out: list[Prompt], decode: Decode) -> HeldOutResult:
     """The run's held-out accuracy with the rollout section's sampling and a seed of its own."""
     sampling = sampling_settings(config, seed=config.seed + 1_000_003 * (1 + dist.get_rank()))
-    return evaluate_held_out(engine, held_out, config.trainer.eval_samples, sampling, decode, config.rewards.name)
+    with Scorer(config.rewards.name, **config.rewards.verifier_options) as scorer:
+        return evaluate_held_out(engine, held_out, config.trainer.eval_samples, sampling, decode, scorer.score)
 
 
 def evaluate_checkpoint(config: RunConfig) -> None:

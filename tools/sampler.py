@@ -17,7 +17,7 @@ from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller.controller import mix_seed
 from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
 from megatron_rlvr.hf import read_model_spec
-from megatron_rlvr.rewards import score_groups
+from megatron_rlvr.rewards import Scorer
 from megatron_rlvr.rollout import Engine, SamplingSettings, build_engine, roll_out, sampling_settings
 from megatron_rlvr.types import Group, Prompt, UserError
 
@@ -31,7 +31,7 @@ class Sampler:
 
     engine: Engine
     decode: Decode
-    verifier: str
+    scorer: Scorer
     sampling: SamplingSettings
     seed: int
 
@@ -42,7 +42,7 @@ class Sampler:
         """
         sampling = replace(self.sampling, seed=mix_seed(self.seed, stage, index))
         groups = roll_out(self.engine, prompts, n, sampling, self.decode)
-        score_groups(groups, name=self.verifier)
+        self.scorer.score(groups)
         return groups
 
 
@@ -68,7 +68,8 @@ def open_sampler(config: RunConfig, decode: Decode) -> Iterator[Sampler]:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     engine = build_engine(config, read_model_spec(config.model.path), device)
     try:
-        yield Sampler(engine, decode, config.rewards.name, sampling_settings(config, 0), config.seed)
+        with Scorer(config.rewards.name, **config.rewards.verifier_options) as scorer:
+            yield Sampler(engine, decode, scorer, sampling_settings(config, 0), config.seed)
     finally:
         engine.close()
 
@@ -91,7 +92,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
         "problems": file_digest(problem_file(config)),
         **{f"data.{key}": getattr(data, key) for key in keys},
         **{f"rollout.{key}": getattr(rollout, key) for key in sampling},
-        "rewards.name": config.rewards.name,
+        **{f"rewards.{key}": getattr(config.rewards, key) for key in ("name", "function", "guard")},
         "seed": config.seed,
     }
 

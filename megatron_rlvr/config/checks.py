@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from megatron_rlvr.config.tree import ActorConfig, RunConfig
+from megatron_rlvr.config.tree import ActorConfig, RewardConfig, RunConfig
 from megatron_rlvr.types import ModelSpec, UserError
 
 Command = Literal["train", "eval", "sft"]
@@ -45,6 +45,7 @@ def check_config(
     else:
         _check_rollout(config)
         _check_sampling(config)
+        _check_rewards(config.rewards)
     if command == "train":
         _check_schedule(config)
         _check_learning(config)
@@ -236,6 +237,23 @@ def _check_sampling(config: RunConfig) -> None:
         raise UserError(
             f"loss.logprob_temperature is {scored:g}, but tokens are sampled at rollout.temperature "
             f"{rollout.temperature:g}; set both to the same value or leave loss.logprob_temperature out"
+        )
+
+
+def _check_rewards(rewards: RewardConfig) -> None:
+    if rewards.name == "custom" and rewards.function is None:
+        raise UserError(
+            "rewards.name is custom, but rewards.function is unset; set rewards.function=package.module:function"
+        )
+    if rewards.name != "custom" and rewards.function is not None:
+        raise UserError(
+            f"rewards.function is {rewards.function}, but rewards.name is {rewards.name}, which does not call it; set "
+            "rewards.name=custom or leave rewards.function out"
+        )
+    if rewards.guard and rewards.name != "math_verify":
+        raise UserError(
+            f"rewards.guard is true, but it guards math_verify and rewards.name is {rewards.name}; leave it out or set "
+            "rewards.name=math_verify"
         )
 
 

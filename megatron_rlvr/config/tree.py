@@ -123,10 +123,32 @@ class AdvantageConfig(Section):
 
 
 class RewardConfig(Section):
-    name: Literal["strict_box", "normalized_box"] = "strict_box"
+    """What a response is worth: docs/rewards.md."""
+
+    name: Literal["strict_box", "normalized_box", "math_verify", "custom"] = "strict_box"
+    function: str | None = Field(
+        None, description='custom: import path "package.module:function" of reward(response, answer)'
+    )
+    guard: bool = Field(
+        False, description="math_verify: reject other units, bases and brackets that it lets pass (docs/rewards.md)"
+    )
     overlong_start: PositiveInt | None = Field(
         None, description="tokens from which the overlong penalty grows; the published 30B runs: 4096"
     )
+    format_penalty: float = Field(0.0, ge=0, description="taken off a response without a closed box")
+    workers: PositiveInt = Field(2, description="verifier processes of each rank (math_verify, custom)")
+    timeout: PositiveFloat = Field(30.0, description="seconds for one response, then its verifier is killed")
+    memory_gb: PositiveFloat = Field(2.0, description="GiB that a verifier process may take")
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """How correctness is judged: the keywords of `rewards.Scorer` without shaping."""
+        return {key: getattr(self, key) for key in ("function", "guard", "workers", "timeout", "memory_gb")}
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The keywords of `rewards.Scorer` for penalties."""
+        return {key: getattr(self, key) for key in ("overlong_start", "format_penalty")}
 
 
 class ActorConfig(Section):

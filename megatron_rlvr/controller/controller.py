@@ -19,7 +19,7 @@ from megatron_rlvr.advantages import RefillBudget, allocate_responses, group_adv
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller.states import StateSource
 from megatron_rlvr.data import build_mini_batch, split_mini_batches
-from megatron_rlvr.rewards import score_groups
+from megatron_rlvr.rewards import Scorer
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import sampling_settings
 from megatron_rlvr.rollout.generation import roll_out
@@ -51,10 +51,17 @@ class Controller:
         self.config, self.engine = config, engine
         self.decode, self.batch_options, self.timer = decode, batch_options, timer
         self.states = StateSource(config, prompts, experts)
+        self.scorer = Scorer(
+            config.rewards.name,
+            **config.rewards.verifier_options,
+            **config.rewards.shaping,
+            max_response_length=config.rollout.max_response_length,
+        )
         self.rounds = 0  # rollout rounds so far; each draws from a sampling seed of its own
         self.generated_tokens = 0  # over all ranks and rounds, groups that were dropped included
         self._batch_tokens = 0  # the same of the last batch
         self._attempts, self._dropped = 0, 0  # rounds that filled the last batch, groups that it left out
+        self._outcomes: dict[str, int] = {}  # verdicts on the last batch, dropped groups included
         self._cache_usage = (0, 0)  # context tokens of the last batch that the engines' caches held, and all of them
 
     def collect(self) -> list[Group]:
@@ -68,6 +75,7 @@ class Controller:
         budget = RefillBudget(wanted, dynamic.max_attempts)
         sampled: list[Group] = []
         tokens_before, usage_before = self.generated_tokens, self.engine.cache_usage()
+        verdicts_before = self.scorer.counts
         self._attempts = 0
         while len(groups) < wanted:
             self._attempts += 1
@@ -78,6 +86,7 @@ class Controller:
         self.states.learn(sampled)
         self._batch_tokens = self.generated_tokens - tokens_before
         self._cache_usage = total_usage(usage_before, self.engine.cache_usage())
+        self._outcomes = total_counts(verdicts_before, self.scorer.counts)
         self._assign_advantages(groups)
         return groups
 
@@ -89,6 +98,7 @@ class Controller:
             "rollout/attempts": float(self._attempts),
             "rollout/dropped_groups": float(self._dropped),
             "rollout/generated_tokens": self._batch_tokens / self.config.trainer.rollout_reuse,
+            **{f"verifier/{outcome}": float(count) for outcome, count in self._outcomes.items()},
             **({"rollout/prefix_cache_hits": hits / asked} if asked else {}),
         }
 
@@ -108,19 +118,22 @@ class Controller:
         """A scored group for each prompt, all of group_size or of sizes that share the same budget out."""
         rollout = self.config.rollout
         if rollout.allocation == "fixed":
-            return self._reward(self._roll_out(prompts, rollout.group_size))
+            return self._roll_out(prompts, rollout.group_size)
         low, high = rollout.allocation_range
-        groups = self._reward(self._roll_out(prompts, low))
+        groups = self._roll_out(prompts, low)
         right = [sum(t.score > 0 for t in group.trajectories) for group in groups]
         sizes = allocate_responses(right, low, len(prompts) * rollout.group_size, low=low, high=high)
         owners = [group for group, size in zip(groups, sizes, strict=True) for _ in range(size - low)]
-        more = self._reward(self._roll_out([group.prompt for group in owners], 1))
+        more = self._roll_out([group.prompt for group in owners], 1)
         for group, single in zip(owners, more, strict=True):
             group.trajectories += single.trajectories
         return groups
 
     def _roll_out(self, prompts: list[Prompt], group_size: int) -> list[Group]:
-        """Groups of this round in the order of the prompts; fresh and replayed ones are dealt out to ranks evenly."""
+        """Scored groups of this round in the order of the prompts; fresh and replayed ones are dealt out to ranks evenly.
+
+        Each rank scores what it sampled: a verdict that hangs on time must be the same for all ranks.
+        """
         rank, world = dist.get_rank(), dist.get_world_size()
         order = sorted(range(len(prompts)), key=lambda index: prompts[index].replayed)
         with self.timer("gen"):
@@ -131,19 +144,12 @@ class Controller:
                 sampling_settings(self.config, mix_seed(self.config.seed, self.rounds * world + rank)),
                 self.decode,
             )
+        with self.timer("reward"):
+            self.scorer.score(mine)
+        with self.timer("gen"):
             self.rounds += 1
             groups = exchange(mine, order)
         self.generated_tokens += sum(t.response_length for group in groups for t in group.trajectories)
-        return groups
-
-    def _reward(self, groups: list[Group]) -> list[Group]:
-        with self.timer("reward"):
-            score_groups(
-                groups,
-                name=self.config.rewards.name,
-                overlong_start=self.config.rewards.overlong_start,
-                max_response_length=self.config.rollout.max_response_length,
-            )
         return groups
 
     def _informative(self, groups: list[Group], budget: RefillBudget) -> list[Group]:
@@ -184,6 +190,15 @@ def total_usage(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, i
         dist.all_gather_object(everyone, usage)
         usage = torch.stack(everyone).sum(0)
     return int(usage[0]), int(usage[1])
+
+
+def total_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What all ranks counted between two readings on each rank."""
+    counts = {name: count - before[name] for name, count in after.items()}
+    everyone: list[dict[str, int]] = [counts] * dist.get_world_size()
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, counts)
+    return {name: sum(rank[name] for rank in everyone) for name in counts}
 
 
 def mix_seed(*numbers: int) -> int:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megatron_rlvr.rewards import score_groups
 from megatron_rlvr.rollout.engine import Engine, SamplingSettings
 from megatron_rlvr.rollout.generation import roll_out
-from megatron_rlvr.types import Prompt
+from megatron_rlvr.types import Group, Prompt
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,12 @@ def evaluate_held_out(
     samples: int,
     sampling: SamplingSettings,
     decode: Callable[[list[int]], str],
-    verifier: str,
+    score: Callable[[list[Group]], None],
 ) -> HeldOutResult:
-    """Sample every problem `samples` times and verify; with several ranks each takes its share. Equal on all ranks."""
+    """Sample every problem `samples` times and score; with several ranks each takes its share. Equal on all ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     groups = roll_out(engine, list(prompts[rank::world]), samples, sampling, decode)
-    score_groups(groups, name=verifier)
+    score(groups)
     rows = torch.zeros(len(prompts), 2, dtype=torch.float64)
     for index, group in zip(range(rank, len(prompts), world), groups, strict=True):
         rows[index, 0] = float(np.mean([t.score > 0 for t in group.trajectories]))

@@ -82,6 +82,12 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("critic/score", "1", "verifier's score per response, before shaping", _MEAN_MAX_MIN),
     Metric("critic/rewards", "1", "reward per response: score plus shaping", _MEAN_MAX_MIN),
     Metric("critic/advantages", "1", "advantage per response", _MEAN_MAX_MIN),
+    Metric(
+        "verifier",
+        "count",
+        "what became of the responses of the rollout batch, dropped groups included (docs/rewards.md)",
+        ("correct", "wrong", "unparsable", "timeout", "killed", "crashed"),
+    ),
     Metric("reward_parts/", "1", "mean over responses of one named part of the reward"),
     Metric("response_length", "tokens", "sampled tokens per response", _MEAN_MAX_MIN),
     Metric("response_length/clip_ratio", "share", "responses cut at the cap"),
