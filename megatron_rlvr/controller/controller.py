@@ -51,12 +51,9 @@ class Controller:
         self.config, self.engine = config, engine
         self.decode, self.batch_options, self.timer = decode, batch_options, timer
         self.states = StateSource(config, prompts, experts)
-        self.scorer = Scorer(
-            config.rewards.name,
-            **config.rewards.verifier_options,
-            **config.rewards.shaping,
-            max_response_length=config.rollout.max_response_length,
-        )
+        cap = config.rollout.max_response_length
+        options = config.rewards.verifier_options | config.rewards.shaping
+        self.scorer = Scorer(config.rewards.name, **options, max_response_length=cap)
         self.rounds = 0  # rollout rounds so far; each draws from a sampling seed of its own
         self.generated_tokens = 0  # over all ranks and rounds, groups that were dropped included
         self._batch_tokens = 0  # the same of the last batch
@@ -130,7 +127,7 @@ class Controller:
         return groups
 
     def _roll_out(self, prompts: list[Prompt], group_size: int) -> list[Group]:
-        """Scored groups of this round in the order of the prompts; fresh and replayed ones are dealt out to ranks evenly.
+        """Scored groups of this round in the order of the prompts; fresh and replayed ones are dealt out evenly.
 
         Each rank scores what it sampled: a verdict that hangs on time must be the same for all ranks.
         """
@@ -192,7 +189,7 @@ def total_usage(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, i
     return int(usage[0]), int(usage[1])
 
 
-def total_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+def total_counts(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """What all ranks counted between two readings on each rank."""
     counts = {name: count - before[name] for name, count in after.items()}
     everyone: list[dict[str, int]] = [counts] * dist.get_world_size()

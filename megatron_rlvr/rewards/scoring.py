@@ -29,7 +29,7 @@ def get_verifier(name: str) -> Verifier:
 class Scorer:
     """Fills `score`, `reward` and `reward_parts` of trajectories. A context that ends the verifier's processes.
 
-    name                 strict_box or normalized_box, which run here; math_verify or custom, which run in a VerifierPool
+    name                 strict_box or normalized_box, which run here; math_verify or custom, in a VerifierPool
     function             custom: import path "package.module:function" of the reward function
     guard                math_verify: reject other units, bases and brackets (`guards.mismatch`)
     overlong_start       tokens from which the overlong penalty grows (None: no penalty)
@@ -69,9 +69,9 @@ class Scorer:
             self._verify = get_verifier(name)
 
     @property
-    def counts(self) -> dict[Outcome, int]:
+    def counts(self) -> dict[str, int]:
         """Verdicts so far by outcome."""
-        return dict(self._counts)
+        return {str(outcome): count for outcome, count in self._counts.items()}
 
     def score(self, groups: Sequence[Group]) -> None:
         """Score every trajectory of `groups`, in place; earlier scores are replaced."""

@@ -16,7 +16,8 @@ def test_accuracy_is_the_mean_share_of_right_samples_with_its_error_over_problem
     shares = [0.0, 0.5, 1.0, 0.25]
     engine = ScriptedEngine([int(4 * share) for share in shares])
     prompts = [Prompt(str(p), (p, 9), "yes") for p in range(4)]
-    result = evaluate_held_out(engine, prompts, 4, SamplingSettings(8), decode, partial(score_groups, name="strict_box"))
+    score = partial(score_groups, name="strict_box")
+    result = evaluate_held_out(engine, prompts, 4, SamplingSettings(8), decode, score)
     mean = sum(shares) / 4
     assert result.accuracy == pytest.approx(mean)
     deviation = math.sqrt(sum((share - mean) ** 2 for share in shares) / 3)
