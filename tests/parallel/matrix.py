@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.parallel.models import rollout_batch, write_model
@@ -89,6 +90,13 @@ AUX_LAYOUTS: Layouts = {
         "tp2_pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
     },
 }
+# Tokens scored under the truncated softmax: the nucleus spans tensor ranks, its tokens lie on context-parallel ones.
+NUCLEUS = {"loss": {"logprob_temperature": 0.8}, "rollout": {"temperature": 0.8, "top_p": 0.7, "top_k": 40}}
+NUCLEUS_LAYOUTS: Layouts = {
+    1: {"one": {}},
+    2: {"cp2": {"context_parallel": 2}, "pp2": {"pipeline_parallel": 2}},
+    4: {"cp2_tp2": {"context_parallel": 2, "tensor_parallel": 2}},
+}
 COMPARED_WITH = ("one", "two_micro_batches")
 
 
@@ -98,18 +106,21 @@ class Matrix:
 
     layouts: Path
     aux: Path
+    nucleus: Path
 
 
 def run_matrix(root: Path, names: Collection[str] | None = None) -> Matrix:
     """The layouts of both tests (or those of these names, and what they are compared with), a launch per world size."""
-    matrix = Matrix(root / "layouts", root / "aux")
+    matrix = Matrix(root / "layouts", root / "aux", root / "nucleus")
     write_model(matrix.layouts / "model", dense_layers=(1,))
     write_jobs(matrix.layouts, _chosen(LAYOUTS, names), LOSSES, {"micro_batch_tokens": 130}, extra=[LONE_RESPONSE])
     write_model(matrix.aux / "model")
     actor = {"micro_batch_tokens": ONE_MICRO_BATCH, "moe_aux_loss_coeff": AUX_COEFFICIENT}
     write_jobs(matrix.aux, _chosen(AUX_LAYOUTS, names), {"pg": LOSSES["pg"]}, actor, lack=1)
+    write_model(matrix.nucleus / "model")
+    write_jobs(matrix.nucleus, _chosen(NUCLEUS_LAYOUTS, names), {"pg": LOSSES["pg"]}, {}, count=6, sections=NUCLEUS)
     for world_size in LAYOUTS:
-        jobs = [folder / f"job{world_size}.json" for folder in (matrix.layouts, matrix.aux)]
+        jobs = [folder / f"job{world_size}.json" for folder in (matrix.layouts, matrix.aux, matrix.nucleus)]
         wanted = [str(job) for job in jobs if json.loads(job.read_text())["layouts"]]
         if wanted:
             run_ranks("tests.parallel.update_worker", world_size, *wanted, log_dir=root / f"logs{world_size}")
@@ -132,6 +143,7 @@ def write_jobs(
     count: int = 12,
     lack: int | None = None,
     extra: Sequence[tuple[int, int]] = (),
+    sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """A rollout batch of the model in `folder` and one job for `update_worker` per world size."""
     model = folder / "model"
@@ -144,6 +156,7 @@ def write_jobs(
         "data": {"train": "unused"},
         "actor": {"dtype": "float32", **actor},
         "optimizer": {"lr": 1e-3},
+        **sections,
     }
     job = {"config": config, "folder": str(folder), "losses": losses, "with_reference": WITH_REFERENCE}
     for world_size, group in layouts.items():
