@@ -16,12 +16,16 @@ from pathlib import Path
 from types import FrameType
 
 from launch.failure import describe, error_file
-from launch.ranks import Ranks
+from launch.ranks import REQUEUE, Ranks
 
 
 @contextlib.contextmanager
 def _signals_stop(ranks: Ranks) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the ranks; a signal that is ignored already (nohup) stays ignored."""
+    """SIGINT, SIGTERM and SIGHUP end the ranks; a signal that is ignored already (nohup) stays ignored.
+
+    SIGUSR1 is passed on: ranks that know it stop at their next checkpoint. It waits while ranks are being started, and
+    they inherit that, so that none dies of it before it listens.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         ranks.stop(number)
@@ -31,6 +35,7 @@ def _signals_stop(ranks: Ranks) -> Iterator[None]:
         return
     wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     before = {n: signal.signal(n, stop) for n in wanted if signal.getsignal(n) is not signal.SIG_IGN}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda number, frame: ranks.ask())
     try:
         yield
     finally:
@@ -69,7 +74,8 @@ def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir:
     command   program and arguments; a rank knows itself by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
     threads   OpenMP threads of each rank
     log_dir   rank0 prints to this terminal, the others to log_dir/rank<i>.log
-    Returns 128 + n when signal n killed the rank, or ended the launcher.
+    Returns 128 + n when signal n killed the rank, or ended the launcher; 75 when the ranks stopped at a checkpoint as
+    SIGUSR1 asked.
     """
     import torch
     from torch.distributed import TCPStore
@@ -81,8 +87,10 @@ def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir:
     cpu = not torch.cuda.is_available()
     ranks = Ranks(log_dir)
     with _signals_stop(ranks), ranks:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         for rank in range(world_size):
             ranks.start(rank, command, rank_environment(rank, world_size, store.port, threads=threads, cpu=cpu))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         ranks.wait()
         first = min(ranks.failures, key=lambda failure: failure.order, default=None)
         if first is not None:  # shown before the others are ended, who may have something to say about that
@@ -90,7 +98,7 @@ def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir:
     if first is not None:
         return first.exit_code
     if ranks.stopped is None:
-        return 0
+        return REQUEUE if ranks.requeued else 0
     print(f"ended by {ranks.stopped.name}", file=sys.stderr, flush=True)
     return 128 + ranks.stopped
 

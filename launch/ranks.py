@@ -15,6 +15,7 @@ from typing import IO
 
 from launch.failure import Failure, log_file, read_error
 
+REQUEUE = os.EX_TEMPFAIL  # 75: a rank that stopped at a checkpoint because it was asked to
 SETTLE_SECONDS = 0.3  # after the first failure: time for a more telling one to be seen
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.05
@@ -26,6 +27,7 @@ class Ranks:
     def __init__(self, log_dir: Path) -> None:
         self.log_dir = log_dir
         self.failures: list[Failure] = []
+        self.requeued = False  # a rank stopped as it was asked to, and the run wants to be started again
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._running: set[int] = set()
         self.stopped: signal.Signals | None = None
@@ -74,6 +76,12 @@ class Ranks:
             self._reaper.stdin.write(f"{line}\n".encode())
             self._reaper.stdin.flush()
 
+    def ask(self) -> None:
+        """Pass SIGUSR1 on to the ranks, not to what they started; may be called from a signal handler."""
+        for rank in tuple(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+
     def stop(self, number: int) -> None:
         """Make `wait` return because of a signal; may be called from a signal handler."""
         self.stopped = signal.Signals(number)
@@ -100,7 +108,9 @@ class Ranks:
             self._signal(rank, signal.SIGKILL)  # before the leader is reaped, so that its group id is still its own
             code = process.wait()
             self._running.discard(rank)
-            if code != 0:
+            if code == REQUEUE:
+                self.requeued = True
+            elif code != 0:
                 self.failures.append(Failure(rank, code, time.time_ns(), read_error(self.log_dir, rank)))
 
     def _signal(self, rank: int, number: signal.Signals) -> None:

@@ -48,6 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--overwrite", action="store_true", help="replace the run that run_dir holds, and sft.output"
         )
+        if name == "train":
+            command.add_argument(
+                "--resume", action="store_true", help="go on from run_dir's newest checkpoint (checkpoint.resume=auto)"
+            )
     _add_convert(commands.add_parser("convert", help="Hugging Face checkpoints to Megatron's and back"))
     plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
     plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
@@ -84,10 +88,11 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
     Raises UserError before anything is written.
     """
     config = for_command(config, command)
-    check_run(config, command, overwrite)
+    in_place = command == "train" and _goes_on_in_place(config)
+    check_run(config, command, overwrite or in_place)
     from launch.local import run_local
 
-    with open_run_dir(config.run_dir) as directory:
+    with open_run_dir(config.run_dir, in_place=in_place) as directory:
         save_resolved(config, directory.files.config)
         module = [sys.executable, "-m", "megatron_rlvr._rank"]
         arguments = [command, str(directory.files.config), str(directory.files.logs)]
@@ -97,6 +102,13 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
         if code != USER_ERROR or _has_updates(directory):
             directory.keep()
     return code
+
+
+def _goes_on_in_place(config: RunConfig) -> bool:
+    """True where the run continues the one that run_dir holds. Raises UserError for a checkpoint that does not fit."""
+    from megatron_rlvr.checkpoint.finding import continues_in_place, find_checkpoint
+
+    return continues_in_place(config, find_checkpoint(config))
 
 
 def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
@@ -174,7 +186,9 @@ def _dispatch(options: Any) -> int:
         return 0
     if options.command == "convert":
         return _convert(options)
-    return run(options.command, load_config(options.config, options.overrides), overwrite=options.overwrite)
+    resume = ["checkpoint.resume=auto"] if getattr(options, "resume", False) else []
+    config = load_config(options.config, [*options.overrides, *resume])
+    return run(options.command, config, overwrite=options.overwrite)
 
 
 def _convert(options: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -29,6 +31,7 @@ from megatron_rlvr.refresh import Refresher
 from megatron_rlvr.rewards import Scorer
 from megatron_rlvr.rollout.engine import Engine
 from megatron_rlvr.rollout.factory import build_engine, sampling_settings
+from megatron_rlvr.run_checkpoints import RunCheckpoints, find_start
 from megatron_rlvr.types import Group, MiniBatch, Prompt, Trajectory
 
 Decode = Callable[[list[int]], str]
@@ -44,7 +47,8 @@ class Run:
         prompts, experts, self.held_out = data.train, data.experts, data.validation
         self.learner = Learner(config, updates=config.trainer.updates)
         self.actor = self.learner.actor
-        self.reporter = Reporter(config.run_dir, config, dist.get_rank() == 0)
+        start = find_start(config)
+        self.reporter = Reporter(config.run_dir, config, dist.get_rank() == 0, after=start.step)
         self.engine = build_engine(config, self.learner.spec, self.actor.device)
         self.decode = data.decode
         self.controller = Controller(
@@ -63,6 +67,18 @@ class Run:
         self._gaps: list[dict[str, float]] = []  # of the mini-batches that are still to come
         self.uses_reference = uses_reference(config.loss.name, config.reference.enabled)
         self._evaluated: tuple[int, HeldOutResult] | None = None
+        self.checkpoints = RunCheckpoints(config, self.actor, self.controller, self.refresher)
+        self.resumed = start.checkpoint is not None
+        if start.checkpoint is not None:
+            self._restore(start.checkpoint)
+
+    def _restore(self, checkpoint: Path) -> None:
+        """Put everything where the checkpoint found it."""
+        results = self.checkpoints.restore(checkpoint)
+        self._sampled_before = self.controller.generated_tokens
+        if results["evaluated"] is not None:
+            version, fields = results["evaluated"]
+            self._evaluated = (version, HeldOutResult(**fields))
 
     @property
     def version(self) -> int:
@@ -185,9 +201,34 @@ class Run:
                 self.learner.save(directory)
                 self.controller.save(directory)
 
+    def _results(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the evaluations."""
+        evaluated = self._evaluated
+        return {"evaluated": None if evaluated is None else [evaluated[0], dataclasses.asdict(evaluated[1])]}
+
+    def checkpoint_if_due(self) -> None:
+        """Between two rollout batches: a training checkpoint where the config asks for one."""
+        if self.config.checkpoint.interval is not None:
+            with self.reporter.timer("save_checkpoint"):
+                self.checkpoints.save_if_due(self._results())
+
+    def stop(self) -> None:
+        """Leave before the end, with a checkpoint to go on from."""
+        self.checkpoints.save(self._results())
+        self.checkpoints.settle()
+        if dist.get_rank() == 0:
+            print(
+                f"\n{self.config.name}: stopped after update {self.version} as SIGUSR1 asked; start it again with "
+                "--resume to go on",
+                file=sys.stderr,
+            )
+
     def finish(self) -> None:
         """Last evaluation, and the trained model as a Hugging Face directory."""
         result = self.evaluate()
+        if self.config.checkpoint.at_end:
+            self.checkpoints.save(self._results())
+        self.checkpoints.settle()
         self.learner.save(self.files.model)
         if result is not None and dist.get_rank() == 0:
             print(f"\n{self.config.name}: {result}; model in {self.files.model}")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from megatron_rlvr.checkpoint.stop import StopRequest
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.run import Run, evaluate_checkpoint
 
 
-def train(config: RunConfig) -> None:
-    """Train as `config` says; the caller has checked it and made the run directory."""
+def train(config: RunConfig, stop: StopRequest | None = None) -> bool:
+    """Train as `config` says; the caller has checked it and made the run directory.
+
+    stop   asks the run to leave with a checkpoint at the end of a rollout batch
+    Returns False where it left because of that.
+    """
+    stop = stop or StopRequest()
     with Run(config) as run:
-        run.evaluate()
+        if not run.resumed:
+            run.evaluate()
         while run.version < config.trainer.updates:
+            if stop.agreed():
+                run.stop()
+                return False
             groups = run.controller.collect()  # 1 propose, 2 roll out, 3 reward, 4 advantage
             for part, mini_batch in run.mini_batches(groups):  # 5 batch
                 run.check_staleness(part)
@@ -22,7 +32,9 @@ def train(config: RunConfig) -> None:
                 if run.version == config.trainer.updates:
                     break
             run.record(groups)
+            run.checkpoint_if_due()
         run.finish()
+    return True
 
 
 def evaluate(config: RunConfig) -> None:

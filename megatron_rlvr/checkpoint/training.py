@@ -33,18 +33,22 @@ class _Unpublished:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Every method but `due` is a collective over all ranks."""
+    """The checkpoints of one run. Its methods with side effects are collectives over all ranks."""
 
     def __init__(self, config: RunConfig, actor: Actor) -> None:
         self.config, self.actor = config, actor
         self.folder = RunFiles(config.run_dir).checkpoints
-        self.last_step = 0  # of the newest checkpoint that this run has written or gone on from
+        self.last_step: int | None = None  # of the newest checkpoint that this run has written or gone on from
         self._unpublished: _Unpublished | None = None
 
     def due(self) -> bool:
         """True where the actor has passed a multiple of checkpoint.interval since the last checkpoint."""
         interval = self.config.checkpoint.interval
-        return interval is not None and self.actor.version // interval > self.last_step // interval
+        return interval is not None and self.actor.version // interval > (self.last_step or 0) // interval
+
+    def has_present(self) -> bool:
+        """True where the newest checkpoint is of the actor's present version."""
+        return self.last_step == self.actor.version
 
     def save(self, state: Mapping[str, Any], write_files: Callable[[Path], None]) -> Path:
         """Write a checkpoint of the actor, of `state` (JSON) and of what `write_files` puts into the directory.
@@ -77,18 +81,21 @@ class Checkpoints:
             self._publish(pending.partial, pending.step, pending.details)
 
     def restore(self, directory: Path) -> dict[str, Any]:
-        """Put the actor, and in the same layout the random generators, where `save` found them; returns `state`.
+        """Put the actor where `save` found it; returns `state`. `restore_generators` comes when all else is done.
 
         Raises UserError where the checkpoint lacks a tensor of this model.
         """
         manifest = read_manifest(directory)
         check_tensors(directory, manifest, needed_keys(self.actor))
         load_actor_state(self.actor, directory / TENSORS, manifest.details["actor"])
-        if manifest.layout == layout_of(self.config.actor):
-            load_generators(directory)
         self.last_step = manifest.step
         state: dict[str, Any] = manifest.details["run"]
         return state
+
+    def restore_generators(self, directory: Path) -> None:
+        """Put the random generators back, where the layout is the same; in another they stay as the seed made them."""
+        if read_manifest(directory).layout == layout_of(self.config.actor):
+            load_generators(directory)
 
     def _publish(self, partial: Path, step: int, details: dict[str, Any]) -> None:
         dist.barrier()

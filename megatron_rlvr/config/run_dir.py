@@ -98,7 +98,12 @@ def check_run_dir(config: RunConfig, overwrite: bool) -> None:
         raise UserError(f"run_dir {root} cannot be made, for {existing} is not a writable directory; name another")
     files = RunFiles(root)
     if files.metrics.exists() and not overwrite:
-        raise UserError(f"run_dir {root} already holds a run; name another or add --overwrite to replace it")
+        if config.checkpoint.resume == "auto":
+            raise UserError(f"run_dir {root} holds a run without a valid checkpoint; add --overwrite to start it again")
+        raise UserError(
+            f"run_dir {root} already holds a run; name another or add --overwrite to replace it (or, to `train`, "
+            "--resume to go on from its newest checkpoint)"
+        )
     if _within(root, config.model.path):
         raise UserError(f"run_dir {root} lies in model.path {config.model.path}, which stays as it is; name another")
     inside = [path for path in files.everything if path.exists() and _within(config.model.path, path)]
@@ -169,9 +174,15 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def open_run_dir(root: Path) -> Iterator[RunDirectory]:
-    """Make `root`, an earlier run's files set aside; unless `keep()` is called, leaving restores what was there."""
+def open_run_dir(root: Path, *, in_place: bool = False) -> Iterator[RunDirectory]:
+    """Make `root`, an earlier run's files set aside; unless `keep()` is called, leaving restores what was there.
+
+    in_place   the run that `root` holds goes on: nothing is set aside, nothing removed
+    """
     directory = RunDirectory(root)
+    if in_place:
+        yield directory
+        return
     try:
         directory._open()
     except OSError as error:

@@ -6,7 +6,7 @@ all ranks exchange the groups, so that each can cut its own micro-batches withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,25 @@ class Controller:
         """Write the replay buffer to directory/replay.safetensors, from the first rank; nothing without replay."""
         if self.states.buffer is not None and dist.get_rank() == 0:
             self.states.buffer.save(directory / "replay.safetensors")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on between two rollout batches, as JSON values; `save` has the buffer."""
+        return {
+            "streams": self.rounds * dist.get_world_size(),  # of sampling: one for each round and rank
+            "generated_tokens": self.generated_tokens,
+            "states": self.states.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], directory: Path) -> None:
+        """Go on where `state_dict` and `save` were called, with any number of ranks.
+
+        Raises UserError for another prompt set, and for a buffer that cannot be read.
+        """
+        self.rounds = -(-state["streams"] // dist.get_world_size())
+        self.generated_tokens = state["generated_tokens"]
+        self.states.load_state_dict(state["states"])
+        if self.states.buffer is not None:
+            self.states.buffer.load(directory / "replay.safetensors")
 
     def mini_batches(self, groups: list[Group]) -> Iterator[tuple[list[Group], MiniBatch]]:
         """The batch as rollout_reuse consecutive mini-batches: their groups, and this rank's packed share of each."""

@@ -6,7 +6,8 @@ Every rank keeps the same buffer and draws from it with the same generator, so a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,15 @@ class StateSource:
         taken = {"replay/drawn": float(self._drawn), "replay/shortfall": float(self._wanted - self._drawn)}
         self.metrics = self.buffer.statistics(self.batches) | taken
         self._wanted = self._drawn = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place in the prompts and batches done, as JSON values; the buffer saves itself."""
+        return {"cursor": self.cursor.state_dict(), "batches": self.batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called. Raises UserError where it walked other prompts."""
+        self.cursor.load_state_dict(state["cursor"])
+        self.batches = state["batches"]
 
     def _insert(self, buffer: PrefixBuffer, group: Group) -> None:
         right = [t for t in group.trajectories if t.score > 0]

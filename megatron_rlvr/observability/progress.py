@@ -47,8 +47,10 @@ def byte_bar(num_bytes: int, name: str, *, shown: bool, file: TextIO | None = No
 class Progress:
     """A bar over the updates of a run; held-out accuracy stays in it between evaluations."""
 
-    def __init__(self, updates: int, *, name: str, file: TextIO | None = None) -> None:
-        self._bar = tqdm(total=updates, desc=name, unit="update", file=file, dynamic_ncols=True, smoothing=0.1)
+    def __init__(self, updates: int, *, name: str, done: int = 0, file: TextIO | None = None) -> None:
+        self._bar = tqdm(
+            total=updates, initial=done, desc=name, unit="update", file=file, dynamic_ncols=True, smoothing=0.1
+        )
         self._held_out: dict[str, str] = {}
 
     def show(self, step: int, metrics: Mapping[str, float | int | None], accuracy: float | None) -> None:

@@ -21,6 +21,7 @@ class Reporter:
     """Writes into `run_dir` on the one rank where `enabled`; elsewhere every method does nothing.
 
     updates   length of the progress bar; default: trainer.updates
+    after     the update that the run goes on from; None: it starts
     strict    refuse metrics that are not in the schema (ValueError) instead of warning once
 
     `with reporter.timer("gen"): ...` times a phase; the next `log` adds timing_s/gen.
@@ -28,7 +29,14 @@ class Reporter:
     """
 
     def __init__(
-        self, run_dir: Path, config: RunConfig, enabled: bool, *, updates: int | None = None, strict: bool = False
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        enabled: bool,
+        *,
+        updates: int | None = None,
+        strict: bool = False,
+        after: int | None = None,
     ) -> None:
         self.timer = PhaseTimer()
         self._enabled = enabled
@@ -40,9 +48,9 @@ class Reporter:
         self._sinks: list[Sink] = []
         self._progress: Progress | None = None
         if enabled:
-            self._sinks = open_sinks(config.model_copy(update={"run_dir": run_dir}))
+            self._sinks = open_sinks(config.model_copy(update={"run_dir": run_dir}), after)
             if config.logging.progress:
-                self._progress = Progress(updates or config.trainer.updates, name=config.name)
+                self._progress = Progress(updates or config.trainer.updates, name=config.name, done=after or 0)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Report one step, once, with the phases timed since the last call.

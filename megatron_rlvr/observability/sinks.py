@@ -42,10 +42,11 @@ class JsonlSink:
 class TensorBoardSink:
     """Scalar events under tensorboard/; values that are not finite are left out."""
 
-    def __init__(self, files: RunFiles) -> None:
+    def __init__(self, files: RunFiles, after: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(files.tensorboard))
+        purge_step = None if after is None else after + 1
+        self._writer = SummaryWriter(str(files.tensorboard), purge_step=purge_step)
 
     def write(self, step: int, metrics: Numbers) -> None:
         for name, value in metrics.items():
@@ -91,13 +92,16 @@ def _run_id(files: RunFiles) -> str:
     return identity
 
 
-def open_sinks(config: RunConfig) -> list[Any]:
-    """JSONL always, TensorBoard wherever it is installed (a bare GPU image may lack it), wandb by `logging.wandb`."""
+def open_sinks(config: RunConfig, after: int | None = None) -> list[Any]:
+    """JSONL always, TensorBoard wherever it is installed (a bare GPU image may lack it), wandb by `logging.wandb`.
+
+    after   the update that the run goes on from: TensorBoard hides what was logged past it
+    """
     files = RunFiles(config.run_dir)
     files.root.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = [JsonlSink(files)]
     if importlib.util.find_spec("tensorboard") is not None:
-        sinks.append(TensorBoardSink(files))
+        sinks.append(TensorBoardSink(files, after))
     else:
         print("tensorboard is not installed, so metrics go to metrics.jsonl alone; pip install it", file=sys.stderr)
     if config.logging.wandb:
