@@ -1,19 +1,24 @@
-"""Problems from JSONL files and the prompts made of them: each text is tokenised once, here, and travels as ids."""
+"""Problems and the prompts made of them: each text is tokenised once, here, and travels as ids."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron_rlvr.files import first_line, read_json_lines
+from megatron_rlvr.data.schemas import ROOTS, Schema, answer_text, detect, problem_text, value_at
+from megatron_rlvr.data.sources import HUB, published, read_rows
+from megatron_rlvr.files import first_line
 from megatron_rlvr.types import Prompt, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+BOX = "\\boxed{}"
+Cell = tuple[str, Any]  # column, value
 
 
 @dataclass(frozen=True)
@@ -26,19 +31,36 @@ class Problem:
 
 
 def load_problems(path: str | Path, prompt_key: str = "problem", answer_key: str = "answer") -> list[Problem]:
-    """The problems of a JSONL file, in file order; blank lines are skipped, other keys ignored.
+    """The problems of a file, a folder or "hub:<published set>" in their order; blank lines and other keys are ignored.
 
-    A number as problem or answer is taken as it is written (``27.0`` stays "27.0").
+    Where the first row has not both keys, the published sets of `schemas` are tried for its columns. A number as
+    problem or answer is taken as it is written (``27.0`` stays "27.0").
     Raises UserError naming file and line where the file, a key or a text is missing, or where a line is not JSON.
     """
-    path = Path(path)
-    problems = [
-        Problem(f"{path.stem}:{line}", _text(row, prompt_key, where), _text(row, answer_key, where))
-        for line, where, row in read_json_lines(path)
-    ]
+    problems = []
+    for name, where, text, answer in read_cells(path, prompt_key, answer_key):
+        for key, value in (text, answer):
+            _check_text(where, key, value)
+        problems.append(Problem(name, text[1], answer[1]))
     if not problems:
         raise UserError(f"{path} holds no problems; write one JSON object a line into it, or name another file.")
     return problems
+
+
+def read_cells(source: str | Path, prompt_key: str, answer_key: str) -> Iterator[tuple[str, str, Cell, Cell]]:
+    """(id, "file:line", problem, answer) of every row, each as (column, value) before any check of the value.
+
+    Raises UserError for what cannot be read and for a row without one of the columns.
+    """
+    wanted = ROOTS | {prompt_key.partition(".")[0], answer_key.partition(".")[0], prompt_key, answer_key}
+    own = Schema("", "", "", prompt_key, answer_key)
+    schema: Schema | None = published(str(source).removeprefix(HUB)) if str(source).startswith(HUB) else None
+    for name, where, row in read_rows(source, wanted):
+        if schema is None:
+            schema = own if _has(row, prompt_key) and _has(row, answer_key) else detect(row) or own
+        problem, answer = _value(row, schema.problem, where), _value(row, schema.answer, where)
+        text = problem_text(problem, schema.wrapping)
+        yield name, where, (schema.problem, text), (schema.answer, answer_text(answer, schema.form))
 
 
 def load_tokenizer(model_path: str | Path) -> PreTrainedTokenizerBase:
@@ -72,14 +94,12 @@ def tokenize_problems(
 ) -> list[Prompt]:
     """The prompts of `problems`, in order; `max_prompt_length` in tokens.
 
-    The text of a prompt is the problem with `suffix` after it: with `chat_template` as one user message followed by
-    the template's generation prompt, otherwise as it is, with the special tokens that the tokenizer itself adds.
+    The text of a prompt is the problem with `suffix` after it (see `with_instruction`): with `chat_template` as one
+    user message followed by the template's generation prompt, otherwise as it is, with the special tokens that the
+    tokenizer itself adds.
     Raises UserError for a tokenizer without a chat template, and for a prompt that is empty or too long.
     """
-    texts = [problem.text + suffix for problem in problems]
-    if chat_template:
-        texts = [_render_chat(tokenizer, text) for text in texts]
-    all_ids = tokenizer(texts, add_special_tokens=not chat_template)["input_ids"] if texts else []
+    all_ids = _token_ids(problems, tokenizer, chat_template=chat_template, suffix=suffix)
     for problem, ids in zip(problems, all_ids, strict=True):
         _check_length(problem, len(ids), max_prompt_length)
     return [
@@ -88,17 +108,48 @@ def tokenize_problems(
     ]
 
 
-def _text(row: dict[str, Any], key: str, where: str) -> str:
-    if key not in row:
+def prompt_lengths(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, suffix: str
+) -> list[int]:
+    """Tokens of each problem's prompt, as `tokenize_problems` makes it, without its limits."""
+    return [len(ids) for ids in _token_ids(problems, tokenizer, chat_template=chat_template, suffix=suffix)]
+
+
+def _token_ids(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, suffix: str
+) -> list[list[int]]:
+    texts = [with_instruction(problem.text, suffix) for problem in problems]
+    if chat_template:
+        texts = [_render_chat(tokenizer, text) for text in texts]
+    return tokenizer(texts, add_special_tokens=not chat_template)["input_ids"] if texts else []
+
+
+def with_instruction(problem: str, suffix: str) -> str:
+    r"""`problem` and `suffix`; one that asks for a ``\boxed{}`` is left out where the problem does so itself."""
+    return problem if BOX in suffix and BOX in problem else problem + suffix
+
+
+def _has(row: Mapping[str, Any], key: str) -> bool:
+    try:
+        value_at(row, key)
+    except KeyError:
+        return False
+    return True
+
+
+def _value(row: Mapping[str, Any], key: str, where: str) -> Any:
+    try:
+        return value_at(row, key)
+    except KeyError:
         near = difflib.get_close_matches(key, row, n=1)
         hint = f"its nearest key is {near[0]!r}" if near else f"its keys are {sorted(row)}"
-        raise UserError(f"{where} has no {key!r}, {hint}; add it, or name the right key in the data section.")
-    value = row[key]
+        raise UserError(f"{where} has no {key!r}, {hint}; add it, or name the right key in the data section.") from None
+
+
+def _check_text(where: str, key: str, value: Any) -> None:
     if not isinstance(value, str) or not value.strip():
-        raise UserError(
-            f"{where} has {key!r}: {json.dumps(value)}, not a text or a number; fill it or remove the line."
-        )
-    return value
+        shown = json.dumps(value, default=str)
+        raise UserError(f"{where} has {key!r}: {shown}, not a text or a number; fill it or remove the line.")
 
 
 def _render_chat(tokenizer: PreTrainedTokenizerBase, text: str) -> str:

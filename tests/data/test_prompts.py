@@ -74,7 +74,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: str | bytes) -> None:
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl cannot be read \(No such file or directory\); name"):
         load_problems(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="Is a directory"):
+    with pytest.raises(UserError, match=r"holds no \.parquet, \.jsonl, \.json file; put"):
         load_problems(tmp_path)
     with pytest.raises(UserError, match="is not UTF-8"):
         load_problems(write(tmp_path, b'{"problem": "\xff", "answer": "2"}'))
