@@ -122,6 +122,9 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     if command != "sft" and config.rewards.function is not None:
         load_function(config.rewards.function)
     if command == "train":
+        for warning in _data_warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
+    if command == "train":
         warnings = check_hyperparameters(config.loss.name, config.loss.hyperparameters) + config_warnings(config)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -130,6 +133,17 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     if command == "sft":
         check_sft_output(config, overwrite)
     _check_devices(config.actor.world_size)
+
+
+def _data_warnings(config: RunConfig) -> list[str]:
+    """What is odd about the problems. Raises UserError where they cannot be read or one lacks its answer."""
+    from megatron_rlvr.data import inspect_source, warnings_before_run
+
+    data = config.data
+    reports = [
+        inspect_source(source, data.prompt_key, data.answer_key) for source in (data.train, data.validation) if source
+    ]
+    return warnings_before_run(reports[0], reports[1] if len(reports) > 1 else None)
 
 
 def _check_reference(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from megatron_rlvr.config.tree import ActorConfig, RewardConfig, RunConfig
+from megatron_rlvr.config.tree import HUB, ActorConfig, RewardConfig, RunConfig
 from megatron_rlvr.types import ModelSpec, UserError
 
 Command = Literal["train", "eval", "sft"]
@@ -89,13 +89,19 @@ def check_paths(config: RunConfig, command: Command = "train") -> None:
     if command == "train" and config.data.train is None:
         raise UserError("data.train is unset, so there is nothing to train on; set data.train=PROBLEMS.jsonl")
     if command == "train" and config.data.train is not None:
-        _check_file("data.train", config.data.train)
+        _check_problems("data.train", config.data.train)
     if command != "sft" and config.data.validation is not None:
-        _check_file("data.validation", config.data.validation)
+        _check_problems("data.validation", config.data.validation)
     if command == "eval" and config.data.validation is None:
         raise UserError("data.validation is unset, so there is nothing to evaluate; set data.validation=PROBLEMS.jsonl")
     if command == "sft" and config.sft.demonstrations is not None:
         _check_file("sft.demonstrations", config.sft.demonstrations)
+
+
+def _check_problems(key: str, path: Path) -> None:
+    """As `_check_file`, but folders and sets on the hub pass: reading them says more than could be said here."""
+    if not str(path).startswith(HUB) and not path.is_dir():
+        _check_file(key, path)
 
 
 def _check_file(key: str, path: Path) -> None:

@@ -10,6 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 from megatron_rlvr.types import LogprobDistribution
 
 FilePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+HUB = "hub:"  # a problem set by its name on the Hugging Face hub instead of a path
+DataPath = Annotated[
+    Path, AfterValidator(lambda path: path if str(path).startswith(HUB) else path.expanduser().absolute())
+]
 
 
 class Section(BaseModel):
@@ -26,14 +30,22 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: FilePath | None = Field(None, description="JSONL with one problem a line; only `train` needs it")
-    validation: FilePath | None = Field(None, description="JSONL of held-out problems")
+    """Problems and their prompts: docs/data.md."""
+
+    train: DataPath | None = Field(
+        None, description="JSONL, JSON or parquet file, folder of these, or hub:<published set>; only `train` needs it"
+    )
+    validation: DataPath | None = Field(None, description="held-out problems, likewise")
     prompt_key: str = "problem"
     answer_key: str = "answer"
     chat_template: bool = Field(
         False, description="wrap each problem as one user message of the tokenizer's chat template"
     )
-    suffix: str = Field("", description="text put after every problem, for example the boxed-answer instruction")
+    suffix: str = Field(
+        "",
+        description="text put after every problem, for example the boxed-answer instruction; one that asks for a "
+        "\\boxed{} is left out where the problem does so itself",
+    )
     max_prompt_length: PositiveInt = Field(1024, description="tokens; a longer prompt is refused before the run")
     shuffle: bool = True
 
