@@ -80,6 +80,25 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
             command.add_argument(
                 "--max-shard-gb", type=float, help="size of a weight file (default: the files of the original model)"
             )
+    _add_quantise(conversions)
+
+
+def _add_quantise(conversions: Any) -> None:
+    meaning = "write a Hugging Face directory in FP8"
+    command = conversions.add_parser("quantise", help=meaning, description=meaning, allow_abbrev=False)
+    command.add_argument("source", metavar="HF_DIR", type=Path)
+    command.add_argument("target", metavar="OUT", type=Path)
+    command.add_argument(
+        "--to",
+        required=True,
+        choices=("fp8-block", "fp8-tensor"),
+        help="one scale per 128x128 block, or one per tensor through NVIDIA ModelOpt",
+    )
+    command.add_argument("--pow2", action="store_true", help="fp8-block: scales that are powers of two")
+    command.add_argument("--prompts", metavar="FILE.jsonl", type=Path, help="fp8-tensor: prompts to calibrate with")
+    command.add_argument("--prompt-key", default="problem", help="fp8-tensor: key of a prompt (default: problem)")
+    command.add_argument("--samples", type=int, default=128, help="fp8-tensor: prompts used (default: 128)")
+    command.add_argument("--overwrite", action="store_true", help="replace what OUT holds")
 
 
 def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
@@ -199,7 +218,7 @@ def _dispatch(options: Any) -> int:
             print(path)
         return 0
     if options.command == "convert":
-        return _convert(options)
+        return _quantise(options) if options.conversion == "quantise" else _convert(options)
     resume = ["checkpoint.resume=auto"] if getattr(options, "resume", False) else []
     config = load_config(options.config, [*options.overrides, *resume])
     return run(options.command, config, overwrite=options.overwrite)
@@ -219,6 +238,37 @@ def _convert(options: Any) -> int:
         max_shard_bytes=None if shard is None else round(shard * 1e9),
         overwrite=options.overwrite,
     )
+
+
+def _quantise(options: Any) -> int:
+    block = options.to == "fp8-block"
+    if block != (options.prompts is None):
+        remedy = "leave --prompts out" if block else "name a JSONL file with --prompts"
+        raise UserError(f"--to {options.to} {'needs no' if block else 'needs'} prompts to calibrate with; {remedy}.")
+    if not block and (options.pow2 or options.samples < 1):
+        fault = "--pow2" if options.pow2 else f"--samples {options.samples}"
+        raise UserError(f"{fault} does not go with --to fp8-tensor; leave it out.")
+    if block:
+        from megatron_rlvr.hf.checkpoint import HFCheckpoint
+        from megatron_rlvr.hf.quantise import quantise_fp8_block
+        from megatron_rlvr.observability.progress import byte_bar
+
+        with byte_bar(HFCheckpoint(options.source).tensor_bytes(), "quantise", shown=True) as bar:
+            quantise_fp8_block(
+                options.source, options.target, pow2=options.pow2, overwrite=options.overwrite, progress=bar.update
+            )
+        return 0
+    from megatron_rlvr.hf.modelopt_export import quantise_fp8_tensor
+
+    quantise_fp8_tensor(
+        options.source,
+        options.target,
+        options.prompts,
+        key=options.prompt_key,
+        samples=options.samples,
+        overwrite=options.overwrite,
+    )
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -51,8 +51,20 @@ class ExportPlan:
         changed = dtype is not None and any(tensor.dtype != dtype for tensor in stored.values())
         if not changed and max_shard_bytes is None:
             return cls(skeleton, skeleton.headers, skeleton.index, dtype)
-        entries = {name: (dtype or stored[name].dtype, stored[name].shape) for name in sorted(stored, key=_state_order)}
-        return cls(skeleton, *_cut(entries, max_shard_bytes or MAX_SHARD_BYTES), dtype)
+        entries = {name: (dtype or tensor.dtype, tensor.shape) for name, tensor in stored.items()}
+        return cls.of_tensors(skeleton, entries, dtype, max_shard_bytes or MAX_SHARD_BYTES)
+
+    @classmethod
+    def of_tensors(
+        cls,
+        skeleton: Skeleton,
+        entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        dtype: torch.dtype | None = None,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+    ) -> ExportPlan:
+        """Tensors of these dtypes and shapes, cut as transformers' save_pretrained cuts them."""
+        ordered = {name: entries[name] for name in sorted(entries, key=_state_order)}
+        return cls(skeleton, *_cut(ordered, max_shard_bytes), dtype)
 
     def stored(self) -> dict[str, StoredTensor]:
         """Every tensor of the new directory; `file` is the name alone."""
@@ -153,8 +165,11 @@ def _cut(
         file: build_header({name: entries[name] for name in shard}) for file, shard in zip(files, shards, strict=True)
     }
     weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    total = sum(_nbytes(entry) for entry in entries.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    metadata = {
+        "total_parameters": sum(torch.Size(shape).numel() for _, shape in entries.values()),
+        "total_size": sum(_nbytes(entry) for entry in entries.values()),
+    }
+    index = {"metadata": metadata, "weight_map": weight_map}
     return headers, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
