@@ -1,6 +1,6 @@
-"""Two ranks: load and export checkpoints in many layouts; leaves the directories and what was read and written.
+"""Two ranks: load, export and convert checkpoints in many layouts; leaves the directories and each rank's bytes.
 
-python -m tests.hf.roundtrip_worker JOB.json   (JOB: {root, cases: [{name, source, actor, broadcast, dtype, shard}]})
+python -m tests.hf.roundtrip_worker JOB.json   (JOB: root, cases, conversions; see test_round_trip.py)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_rlvr.actor import platform
+from megatron_rlvr.config.load import build_config
 from megatron_rlvr.config.tree import ActorConfig
 from megatron_rlvr.hf import ExportPlan, HFCheckpoint, Skeleton, WeightMap, read_model_spec
 from megatron_rlvr.refresh import export_checkpoint, load_weights
@@ -36,6 +37,22 @@ def run_case(root: Path, case: dict[str, Any]) -> dict[str, Any]:
     return {"read": checkpoint.bytes_read, "written": written, "held": model.num_bytes, "filled": sum(filled)}
 
 
+def convert(source: Path, checkpoint: Path, actor: dict[str, Any], back: dict[str, dict[str, Any]]) -> None:
+    """`source` to a distributed checkpoint in one layout, and that to a Hugging Face directory in others."""
+    from megatron_rlvr.convert import HF_FOLDER, Job, hf_to_megatron, megatron_to_hf
+
+    def job(model: Path, start: Path, target: Path, layout: dict[str, Any], direction: Any) -> Job:
+        tree = {"run_dir": str(target), "model": {"path": str(model)}, "data": {}, "actor": layout}
+        return Job(direction=direction, source=start, target=target, config=build_config(tree))
+
+    hf_to_megatron(job(source, source, checkpoint, actor, "hf-to-megatron"), keep_process_group=True)
+    for name, layout in back.items():
+        target = checkpoint.with_name(f"{checkpoint.name}.{name}")
+        megatron_to_hf(
+            job(checkpoint / HF_FOLDER, checkpoint, target, layout, "megatron-to-hf"), keep_process_group=True
+        )
+
+
 def main() -> None:
     platform.install()
     job = json.loads(Path(sys.argv[1]).read_text())
@@ -46,6 +63,8 @@ def main() -> None:
         dist.all_gather_object(everyone, found)
         if dist.get_rank() == 0:
             (root / f"{case['name']}.json").write_text(json.dumps(everyone))
+    for conversion in job["conversions"]:
+        convert(Path(conversion["source"]), root / conversion["name"], conversion["actor"], conversion["back"])
     dist.destroy_process_group()
 
 
