@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from megatron_rlvr.replay import PrefixBuffer
-from tests.e2e.commands import run_python
+from tests.e2e.commands import REPOSITORY, run_python
 from tests.e2e.test_golden_run import prepare, train
+
+sys.path.insert(0, str(REPOSITORY / "examples/vsr_hard"))
+
+import study
 
 SHORT = ("trainer.updates=4", "trainer.eval_problems=8")
 REPLAY = ("replay.ratio=0.5", "loss.name=grpo")
@@ -46,12 +51,22 @@ def replayed(place):
     return run(place, "vsr", *REPLAY, experts, "trainer.save_interval=2")
 
 
+@pytest.fixture(scope="module")
+def base(place):
+    return run(place, "grpo", "loss.name=grpo", *study.METHODS["grpo"].overrides)
+
+
+@pytest.fixture(scope="module")
+def uniform(place):
+    experts = f"replay.experts={place}/experts.jsonl"
+    return run(place, "uniform", *REPLAY, experts, *study.METHODS["uniform"].overrides)
+
+
 def updates(rows):
     return [row for row in rows if "actor/pg_loss" in row]
 
 
-def test_ratio_zero_is_the_base_algorithm_bit_for_bit(place):
-    base = run(place, "base", "loss.name=grpo")
+def test_ratio_zero_is_the_base_algorithm_bit_for_bit(place, base):
     zero = run(
         place, "zero", "loss.name=grpo", "replay.ratio=0", "replay.stride=3", "replay.recency_window=2",
         "replay.sampling=uniform", "replay.static=true", f"replay.experts={place}/experts.jsonl",
@@ -89,6 +104,19 @@ def test_metrics_tell_of_buffer_cache_and_both_kinds_of_groups(replayed):
         verdicts = [r["score"] > 0 for r in records if r["step"] == newest and r["replayed"] is flag]
         found = [row[f"replay/accuracy/{origin}"] for row in updates(rows)[-2:]]
         assert sum(found) / 2 == pytest.approx(sum(verdicts) / len(verdicts))
+
+
+def test_replay_of_either_kind_samples_fewer_tokens_than_grpo(place, base, replayed, uniform):
+    """One seed of examples/vsr_hard's study, a few updates of each method, with curves read as the study reads them."""
+    curves = {name: study.read_curve(place / name) for name in ("grpo", "uniform", "vsr")}
+    for name, (rows, records) in (("grpo", base), ("uniform", uniform), ("vsr", replayed)):
+        prefixes = [record["prefix_length"] for record in records if record["replayed"]]
+        assert len(prefixes) == (0 if name == "grpo" else len(records) / 2) and len(records) == 4 * 8 * 8
+        assert curves[name].tokens == sum(record["response_length"] for record in records) / 4
+        if name != "grpo":
+            assert sum(prefixes) > 4 * len(prefixes) and all(row["replay/drawn"] == 8 for row in updates(rows))
+            assert curves[name].tokens < 0.85 * curves["grpo"].tokens
+    assert all(row["replay/expert_share"] == 1 for row in updates(uniform[0]))
 
 
 def test_successes_enter_the_buffer_which_a_later_run_on_two_ranks_goes_on_with(place, replayed):
