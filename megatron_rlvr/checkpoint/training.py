@@ -16,7 +16,7 @@ from megatron_rlvr.checkpoint.finding import LATEST, finished_checkpoints, step_
 from megatron_rlvr.checkpoint.generators import load_generators, save_generators
 from megatron_rlvr.checkpoint.manifest import TENSORS, read_manifest
 from megatron_rlvr.checkpoint.model_weights import check_tensors, layout_of
-from megatron_rlvr.checkpoint.writing import open_partial, publish, remove
+from megatron_rlvr.checkpoint.writing import open_partial, publish, remove, sweep
 from megatron_rlvr.config.run_dir import RunFiles
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.files import write_whole
@@ -59,6 +59,8 @@ class Checkpoints:
         self.settle(wait=True)
         step = self.actor.version
         target = step_directory(self.folder, step)
+        if dist.get_rank() == 0:
+            sweep(self.folder)
         partial = open_partial(target)
         pieces, numbers = actor_state(self.actor)
         save_generators(partial)

@@ -82,6 +82,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(doomed)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what kills have left in a folder of checkpoints: halves that were never published, or never removed."""
+    for pattern in (".step_*.partial", ".step_*.removed-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
