@@ -156,13 +156,11 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
 
 def _data_warnings(config: RunConfig) -> list[str]:
     """What is odd about the problems. Raises UserError where they cannot be read or one lacks its answer."""
-    from megatron_rlvr.data import inspect_source, warnings_before_run
+    from megatron_rlvr.data import data_warnings, load_problems
 
     data = config.data
-    reports = [
-        inspect_source(source, data.prompt_key, data.answer_key) for source in (data.train, data.validation) if source
-    ]
-    return warnings_before_run(reports[0], reports[1] if len(reports) > 1 else None)
+    sources = [source for source in (data.train, data.validation) if source is not None]
+    return data_warnings([(str(source), load_problems(source, data.prompt_key, data.answer_key)) for source in sources])
 
 
 def _check_reference(config: RunConfig) -> None:
