@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megatron_rlvr.config.load import load_config
 from megatron_rlvr.config.tree import RunConfig
-from megatron_rlvr.data import DataReport, inspect_source, load_tokenizer, warnings_before_run
+from megatron_rlvr.data import DataReport, data_warnings, inspect_source, load_tokenizer
 from megatron_rlvr.types import UserError
 
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [fault for report in reports for fault in report.faults]
     for fault in faults:
         print(f"fault: {fault}.")
-    for warning in warnings_before_run(reports[0], reports[1] if len(reports) > 1 else None):
+    for warning in data_warnings([(report.source, report.problems) for report in reports]):
         print(f"warning: {warning}.")
     return 2 if faults else 0
 

@@ -5,7 +5,7 @@ from megatron_rlvr.data.cursor import PromptCursor
 from megatron_rlvr.data.demonstrations import load_demonstrations
 from megatron_rlvr.data.packing import build_mini_batch, split_mini_batches
 from megatron_rlvr.data.prompts import Problem, load_problems, load_tokenizer, tokenize_problems
-from megatron_rlvr.data.report import DataReport, find_overlap, inspect_source, warnings_before_run
+from megatron_rlvr.data.report import DataReport, data_warnings, find_overlap, inspect_source
 from megatron_rlvr.data.schemas import SCHEMAS, Schema
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PromptCursor",
     "Schema",
     "build_mini_batch",
+    "data_warnings",
     "find_overlap",
     "inspect_source",
     "load_demonstrations",
@@ -23,5 +24,4 @@ __all__ = [
     "plan_micro_batches",
     "split_mini_batches",
     "tokenize_problems",
-    "warnings_before_run",
 ]

@@ -53,17 +53,6 @@ class DataReport:
             faults.append(f"{self.source} has prompts over data.max_prompt_length: {_some(self.too_long)}")
         return faults
 
-    @property
-    def warnings(self) -> list[str]:
-        """What a run accepts and its author should know, a sentence each."""
-        warnings = []
-        if self.conflicts:
-            groups = [" = ".join(ids) for ids in self.conflicts]
-            warnings.append(f"{self.source} has the same problem with different answers: {_some(groups)}")
-        if self.repeated:
-            warnings.append(f"{self.source} repeats {self.repeated} of its problems")
-        return warnings
-
 
 def inspect_source(
     source: str | Path,
@@ -116,14 +105,24 @@ def find_overlap(train: Sequence[Problem], test: Sequence[Problem]) -> list[tupl
     return [(ours, theirs) for ours, theirs in found if ours is not None]
 
 
-def warnings_before_run(train: DataReport, test: DataReport | None) -> list[str]:
-    """The warnings of both, and test problems that are trained on."""
-    warnings = list(train.warnings)
-    if test is not None:
-        warnings += test.warnings
-        overlap = [f"{theirs} is {ours}" for ours, theirs in find_overlap(train.problems, test.problems)]
+def data_warnings(sources: Sequence[tuple[str, Sequence[Problem]]]) -> list[str]:
+    """What a run accepts and its author should know, a sentence each.
+
+    sources   (name, problems) of the training set, then of the held-out set where there is one
+    """
+    warnings = []
+    for name, problems in sources:
+        repeated, conflicts = find_repeats(problems)
+        if conflicts:
+            groups = [" = ".join(ids) for ids in conflicts]
+            warnings.append(f"{name} has the same problem with different answers: {_some(groups)}")
+        if repeated:
+            warnings.append(f"{name} repeats {repeated} of its problems")
+    if len(sources) > 1:
+        (train, ours), (test, theirs) = sources[:2]
+        overlap = [f"{tested} is {trained}" for trained, tested in find_overlap(ours, theirs)]
         if overlap:
-            warnings.append(f"{test.source} is not held out from {train.source}: {_some(overlap)}")
+            warnings.append(f"{test} is not held out from {train}: {_some(overlap)}")
     return warnings
 
 

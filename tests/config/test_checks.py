@@ -276,7 +276,7 @@ def test_sampling_from_another_distribution_than_is_scored_is_warned_about(
 def test_missing_files_are_named(tree: dict[str, Any], tmp_path: Path) -> None:
     assert "is not a directory" in _refusal(_with(tree, {"model.path": str(tmp_path / "none")}))
     assert "train is " in _refusal(_with(tree, {"data.train": str(tmp_path / "none")}))
-    assert "not a file" in _refusal(_with(tree, {"data.validation": str(tmp_path)}))
+    assert "not a file" in _refusal(_with(tree, {"data.validation": str(tmp_path / "none")}))
     (tmp_path / "train.jsonl").write_text("")
     assert "is empty" in _refusal(_with(tree, {}))
     assert "demonstrations" in _refusal(_with(tree, {"sft.demonstrations": str(tmp_path / "none")}), command="sft")
