@@ -47,7 +47,7 @@ def check_config(
         _check_sampling(config)
         _check_rewards(config.rewards)
     if command == "train":
-        _check_schedule(config)
+        check_schedule(config)
         _check_learning(config)
         _check_replay(config)
         _check_allocation(config)
@@ -263,7 +263,8 @@ def _check_rewards(rewards: RewardConfig) -> None:
         )
 
 
-def _check_schedule(config: RunConfig) -> None:
+def check_schedule(config: RunConfig) -> None:
+    """Refuse mini-batches, refreshes, staleness or micro-batches that do not go together."""
     trainer, rollout = config.trainer, config.rollout
     _divides(("actor.data_parallel", config.actor.data_parallel), ("trainer.mini_batch_size", trainer.mini_batch_size))
     interval, reuse = config.refresh_interval, trainer.rollout_reuse
