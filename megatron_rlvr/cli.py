@@ -21,7 +21,7 @@ USER_ERROR = 2
 
 _RUN_COMMANDS: tuple[tuple[Command, str], ...] = (
     ("train", "train a model from verifiable rewards"),
-    ("eval", "sample answers to the held-out problems and score them"),
+    ("eval", "evaluate a model on a suite of benchmarks, or a run's model on its held-out problems"),
     ("sft", "supervised warm-up on demonstrations"),
 )
 
@@ -43,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, meaning in _RUN_COMMANDS:
         command = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
-        command.add_argument("config", metavar="RUN.yaml", type=Path)
+        source = "RUN.yaml|SUITE|rescore|compare" if name == "eval" else "RUN.yaml"
+        command.add_argument("config", metavar=source, type=Path)
         command.add_argument("overrides", metavar="section.key=value", nargs="*")
         command.add_argument(
             "--overwrite", action="store_true", help="replace the run that run_dir holds, and sft.output"
@@ -217,9 +218,36 @@ def _dispatch(options: Any) -> int:
         return 0
     if options.command == "convert":
         return _quantise(options) if options.conversion == "quantise" else _convert(options)
+    if options.command == "eval" and _is_suite(str(options.config)):
+        return _suite(options)
     resume = ["checkpoint.resume=auto"] if getattr(options, "resume", False) else []
     config = load_config(options.config, [*options.overrides, *resume])
     return run(options.command, config, overwrite=options.overwrite)
+
+
+def _is_suite(source: str) -> bool:
+    """Whether `eval SOURCE` is of suites. Raises UserError for a name that is neither a file nor a suite."""
+    from megatron_rlvr.benchmark import is_command
+    from megatron_rlvr.evaluation.suite import suite_names
+
+    if is_command(source):
+        return True
+    if not Path(source).exists() and not Path(source).suffix:
+        raise UserError(f"{source} is no suite; use {', '.join(suite_names())}, a suite's YAML file or a run's")
+    return False
+
+
+def _suite(options: Any) -> int:
+    import torch.distributed as dist
+
+    from megatron_rlvr.benchmark import run_command
+
+    try:
+        run_command(str(options.config), options.overrides, options.overwrite)
+    finally:
+        if dist.is_initialized():  # vLLM makes groups and leaves them
+            dist.destroy_process_group()
+    return 0
 
 
 def _convert(options: Any) -> int:

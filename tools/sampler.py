@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +15,13 @@ import torch.distributed as dist
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller.controller import mix_seed
 from megatron_rlvr.data import load_problems, load_tokenizer, tokenize_problems
+from megatron_rlvr.evaluation.digests import file_digest, model_digest
 from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.rewards import Scorer
 from megatron_rlvr.rollout import Engine, SamplingSettings, build_engine, roll_out, sampling_settings
 from megatron_rlvr.types import Group, Prompt, UserError
 
 Decode = Callable[[list[int]], str]
-_WHOLE_FILE, _PIECE = 8 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -95,33 +94,6 @@ def identity(config: RunConfig) -> dict[str, Any]:
         **{f"rewards.{key}": getattr(config.rewards, key) for key in ("name", "function", "guard")},
         "seed": config.seed,
     }
-
-
-def model_digest(path: Path) -> str:
-    """Digest of a checkpoint's config, tokenizer, chat template and weights."""
-    patterns = ("config.json", "tokenizer*", "*.jinja", "*.safetensors")
-    files = sorted({file for pattern in patterns for file in path.glob(pattern)})
-    return _short(b"".join(file.name.encode() + file_digest(file).encode() for file in files))
-
-
-def file_digest(path: Path) -> str:
-    """Digest of a file. Raises UserError where it cannot be read."""
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            if size <= _WHOLE_FILE:
-                return _short(file.read())
-            pieces = [str(size).encode()]
-            for start in (0, size // 2, size - _PIECE):
-                file.seek(start)
-                pieces.append(file.read(_PIECE))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); name a file that exists") from None
-    return _short(b"".join(pieces))
-
-
-def _short(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def run_tool(main: Callable[[], None]) -> int:

@@ -6,15 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from megatron_rlvr.config.messages import explain
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.files import write_whole
 from megatron_rlvr.types import UserError
+
+Tree = TypeVar("Tree", bound=BaseModel)
 
 # The scalars of YAML 1.2's core schema. PyYAML follows 1.1, where 1e-6 is text, `off` is False and 12:30 is a number.
 _CORE_SCALARS: tuple[tuple[str, str, str], ...] = (
@@ -72,7 +74,8 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: {error}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The nested dicts of a YAML file. Raises UserError where it is missing, not YAML, or holds no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -121,6 +124,11 @@ def _non_text_keys(tree: Any, path: str = "") -> Iterator[str]:
 
 
 def build_config(tree: dict[str, Any]) -> RunConfig:
+    """The run of nested dicts: `build_tree` for `RunConfig`."""
+    return build_tree(tree, RunConfig)
+
+
+def build_tree(tree: dict[str, Any], root: type[Tree]) -> Tree:
     """The typed tree of nested dicts, with the strict types of JSON: no text where a number belongs, no 1 for true.
 
     Raises UserError: unknown key (with the nearest known one), missing key, wrong type or value out of range.
@@ -134,9 +142,9 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
             f"the config holds a value that is no number, text, list or mapping ({error}); remove it"
         ) from None
     try:
-        return RunConfig.model_validate_json(text, strict=True)
+        return root.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise UserError(explain(error, RunConfig)) from None
+        raise UserError(explain(error, root)) from None
 
 
 def load_config(yaml_path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -145,7 +153,7 @@ def load_config(yaml_path: Path | str, overrides: Sequence[str] = ()) -> RunConf
     Relative paths are relative to the current directory and come out absolute.
     Raises UserError: one sentence that names the key, its value and the remedy.
     """
-    return build_config(with_overrides(_read(Path(yaml_path)), overrides))
+    return build_config(with_overrides(read_tree(Path(yaml_path)), overrides))
 
 
 def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -156,7 +164,7 @@ def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
     return tree
 
 
-def dump_config(config: RunConfig) -> str:
+def dump_config(config: BaseModel) -> str:
     """YAML that `load_config` reads back to an equal tree, every default written out."""
     return cast(str, yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 

@@ -24,6 +24,8 @@ class SamplingSettings:
     top_k                -1: no top-k
     greedy               arg-max decoding; temperature, top_p, top_k and seed are then unused
     seed                 the same seed and contexts give the same tokens; vary it per call and per rank
+    seeds                one for each context, in place of `seed`: sample j of a context then draws with its seed + j,
+                         whatever other contexts the call has (up to rounding, which follows the batch)
     """
 
     max_response_length: int
@@ -32,6 +34,7 @@ class SamplingSettings:
     top_k: int = -1
     greedy: bool = False
     seed: int = 0
+    seeds: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,15 @@ def check_sequences(
                 f"sequence {index} holds token id {bad}, outside the vocabulary of {vocab_size}; "
                 "use the tokenizer that belongs to the model"
             )
+
+
+def context_seeds(contexts: Sequence[Sequence[int]], sampling: SamplingSettings) -> list[int] | None:
+    """The seeds of the contexts, None where they share one. Raises UserError where their number is another."""
+    if sampling.seeds is None:
+        return None
+    if len(sampling.seeds) != len(contexts):
+        raise UserError(f"{len(sampling.seeds)} seeds were given for {len(contexts)} contexts; give one for each")
+    return list(sampling.seeds)
 
 
 def check_sampling(sampling: SamplingSettings, n: int) -> None:

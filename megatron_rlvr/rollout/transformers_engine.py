@@ -20,11 +20,13 @@ from megatron_rlvr.rollout.engine import (
     check_sampling,
     check_sequences,
     completion_limits,
+    context_seeds,
 )
 from megatron_rlvr.rollout.random_state import isolated_random_state
 from megatron_rlvr.rollout.refresh_gate import STAGING_BYTES, RefreshGate
 from megatron_rlvr.types import LogprobDistribution
 
+Generators = torch.Generator | list[torch.Generator]  # of a whole batch, or one for each row
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -81,14 +83,16 @@ class TransformersEngine:
         check_distribution(self._settings.distribution, sampling)
         limits = completion_limits(contexts, sampling, limits)
         check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
-        generator = torch.Generator(self._device).manual_seed(sampling.seed)
+        shared = torch.Generator(self._device).manual_seed(sampling.seed)
+        own = self._generators(context_seeds(contexts, sampling), n)
         rows = [list(ids) for ids in contexts for _ in range(n)]
         row_limits = [limit for limit in limits for _ in range(n)]
         size = self._settings.max_num_seqs
         done: list[Completion] = []
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            done += self._sample_batch(rows[part], row_limits[part], sampling, generator)
+            generators = shared if own is None else own[part]
+            done += self._sample_batch(rows[part], row_limits[part], sampling, generators)
         return [done[start : start + n] for start in range(0, len(done), n)]
 
     @torch.no_grad()
@@ -123,8 +127,14 @@ class TransformersEngine:
         for name, tensor in stream:
             self._targets(name).copy_(tensor)
 
+    def _generators(self, seeds: list[int] | None, n: int) -> list[torch.Generator] | None:
+        """One for each row where contexts have seeds of their own."""
+        if seeds is None:
+            return None
+        return [torch.Generator(self._device).manual_seed(seed + sample) for seed in seeds for sample in range(n)]
+
     def _sample_batch(
-        self, contexts: list[list[int]], limits: list[int], sampling: SamplingSettings, generator: torch.Generator
+        self, contexts: list[list[int]], limits: list[int], sampling: SamplingSettings, generators: Generators
     ) -> list[Completion]:
         """One batch of rows, decoded until every row has ended; a row that has ended is dropped from the batch."""
         from transformers import DynamicCache
@@ -139,7 +149,8 @@ class TransformersEngine:
             out = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
             logits = out.logits[:, -1].float()
             raw = _log_softmax(logits)
-            tokens = _draw(raw, sampling, generator)
+            of_rows = generators if isinstance(generators, torch.Generator) else [generators[i] for i in alive.tolist()]
+            tokens = _draw(raw, sampling, of_rows)
             logprobs = _scored(logits, raw, self._settings.distribution)
             stopped = torch.isin(tokens, stop_ids)
             responses.append(alive, tokens, logprobs.gather(-1, tokens[:, None])[:, 0], stopped)
@@ -238,12 +249,17 @@ def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1, dtype=torch.float32)
 
 
-def _draw(logprobs: torch.Tensor, sampling: SamplingSettings, generator: torch.Generator) -> torch.Tensor:
+def _draw(logprobs: torch.Tensor, sampling: SamplingSettings, generators: Generators) -> torch.Tensor:
     """[rows] ids drawn from [rows, vocabulary] raw log-probs under temperature, then top-k, then top-p."""
     if sampling.greedy:
         return logprobs.argmax(-1)
     scaled = _truncated(logprobs / sampling.temperature, sampling.top_p, sampling.top_k)
-    noise = torch.empty_like(scaled).exponential_(generator=generator)
+    noise = torch.empty_like(scaled)
+    if isinstance(generators, torch.Generator):
+        noise.exponential_(generator=generators)
+    else:
+        for row, generator in zip(noise, generators, strict=True):
+            row.exponential_(generator=generator)
     return (scaled.softmax(-1) / noise).argmax(-1)
 
 

@@ -25,6 +25,7 @@ from megatron_rlvr.rollout.engine import (
     check_sampling,
     check_sequences,
     completion_limits,
+    context_seeds,
 )
 from megatron_rlvr.rollout.process_settings import process_settings_kept
 from megatron_rlvr.rollout.random_state import isolated_random_state
@@ -108,7 +109,8 @@ class VllmEngine:
         check_sequences(contexts, limits, self._settings.max_model_len, self._vocab_size)
         if not self._settings.keep_prefix_cache:
             self._llm.reset_prefix_cache()  # cached blocks change the batches, and with them rounding and draws
-        params = [self._sampling_params(n, sampling, limit) for limit in limits]
+        seeds: Sequence[int | None] = context_seeds(contexts, sampling) or [None] * len(limits)
+        params = [self._sampling_params(n, sampling, limit, seed) for limit, seed in zip(limits, seeds, strict=True)]
         size = max(1, REQUESTS_PER_BATCH // n)
         chunks = [slice(start, start + size) for start in range(0, len(contexts), size)]
         with isolated_random_state(sampling.seed):
@@ -165,7 +167,7 @@ class VllmEngine:
         self._finalizer()
         del self._llm
 
-    def _sampling_params(self, n: int, sampling: SamplingSettings, limit: int) -> Any:
+    def _sampling_params(self, n: int, sampling: SamplingSettings, limit: int, seed: int | None) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(
@@ -174,6 +176,7 @@ class VllmEngine:
             top_p=1.0 if sampling.greedy else sampling.top_p,
             top_k=0 if sampling.greedy else max(sampling.top_k, 0),
             max_tokens=limit,
+            seed=None if sampling.greedy else seed,  # vLLM counts it up over the n samples
             stop_token_ids=list(self._settings.eos_token_ids),
             ignore_eos=True,  # only the ids above end a response, whatever generation_config.json says
             logprobs=0,
