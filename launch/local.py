@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from launch.failure import describe, error_file
-from launch.ranks import REQUEUE, Ranks
+from launch.ranks import Ranks
+from megatron_rlvr.checkpoint.stop import REQUEUE
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from launch.failure import Failure, log_file, read_error
+from megatron_rlvr.checkpoint.stop import REQUEUE
 
-REQUEUE = os.EX_TEMPFAIL  # 75: a rank that stopped at a checkpoint because it was asked to
 SETTLE_SECONDS = 0.3  # after the first failure: time for a more telling one to be seen
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.05

@@ -77,7 +77,7 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     content = {"format": FORMAT, **asdict(manifest)}
-    write_whole(directory / MANIFEST, json.dumps(content, indent=1, allow_nan=False).encode())
+    write_whole(directory / MANIFEST, json.dumps(content, indent=1).encode())
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -64,12 +64,14 @@ def whole(config):
 
 @pytest.fixture(scope="module")
 def stopped(config, whole):
-    """The run as it was after update 2 and a bit, going on until SIGUSR1: its directory and exit code."""
+    """The run as it was after update 2 and a bit, going on until SIGUSR1, saving in the background: its directory,
+    exit code and what it said."""
     run_dir = config.parent / "stopped"
     shutil.copytree(whole, run_dir, ignore=shutil.ignore_patterns("step_000004", "step_000006", "model"))
     with open(run_dir / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "torn')
-    command = [sys.executable, "-m", "megatron_rlvr", "train", str(config), f"run_dir={run_dir}", "trainer.updates=500"]
+    changes = [f"run_dir={run_dir}", "trainer.updates=500", "checkpoint.asynchronous=true"]
+    command = [sys.executable, "-m", "megatron_rlvr", "train", str(config), *changes]
     environment = dict(os.environ, PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     process = subprocess.Popen(
         [*command, "--resume"], cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True

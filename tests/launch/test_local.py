@@ -140,6 +140,33 @@ def test_a_signal_to_the_launcher_ends_all_ranks_and_their_children(tmp_path: Pa
     assert _until(lambda: not any(_alive(pid) for pid in pids), 2), "orphans"
 
 
+LISTENING = """
+    import signal
+    from megatron_rlvr.checkpoint.stop import REQUEUE, StopRequest
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (here / f"ready{rank}").touch()
+    while rank == 0 and not (here / "sent").exists():
+        time.sleep(0.01)
+    stop = StopRequest()
+    stop.listen()
+    while not stop.requested:
+        time.sleep(0.01)
+    (here / f"asked{rank}").write_text(str(child.poll()))
+    sys.exit(REQUEUE)
+"""
+
+
+def test_sigusr1_reaches_every_rank_early_or_late_and_their_code_is_the_launchers(tmp_path: Path) -> None:
+    launcher = _start(_script(tmp_path, LISTENING), 2, tmp_path / "logs")
+    assert _until(lambda: len(list(tmp_path.glob("ready*"))) == 2, 60)
+    launcher.send_signal(signal.SIGUSR1)
+    (tmp_path / "sent").touch()  # rank 0 listens only now
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 75, errors
+    assert "failed" not in errors
+    assert [(tmp_path / f"asked{rank}").read_text() for rank in range(2)] == ["None"] * 2, "what ranks started lives on"
+
+
 def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     body = """
         import torch, torch.distributed as dist
