@@ -45,6 +45,28 @@ def read_error(log_dir: Path, rank: int) -> RankError | None:
         return None
 
 
+def exit_file(log_dir: Path, rank: int) -> Path:
+    return log_dir / f"rank{rank}.exit.json"
+
+
+def write_exit(log_dir: Path, rank: int, code: int) -> None:
+    """Leave how a rank ended, by itself or by a signal that was not its launcher's."""
+    target = exit_file(log_dir, rank)
+    partial = target.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps({"code": code, "time_ns": time.time_ns()}), encoding="utf-8")
+    os.replace(partial, target)
+
+
+def read_exit(path: Path) -> Failure | None:
+    """What `write_exit` left in `path`, with the error of that rank."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rank = int(path.name.removeprefix("rank").partition(".")[0])
+        return Failure(rank, int(content["code"]), int(content["time_ns"]), read_error(path.parent, rank))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
 @dataclass(frozen=True)
 class Failure:
     """A rank that ended with another exit code than 0 (negative: the signal that killed it), as the launcher saw it."""

@@ -108,8 +108,9 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
     Raises UserError before anything is written.
     """
     config = for_command(config, command)
-    in_place = command == "train" and _goes_on_in_place(config)
+    in_place = command == "train" and goes_on_in_place(config)
     check_run(config, command, overwrite or in_place)
+    _check_devices(config.actor.world_size)
     from launch.local import run_local
 
     with open_run_dir(config.run_dir, in_place=in_place) as directory:
@@ -124,7 +125,7 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
     return code
 
 
-def _goes_on_in_place(config: RunConfig) -> bool:
+def goes_on_in_place(config: RunConfig) -> bool:
     """True where the run continues the one that run_dir holds. Raises UserError for a checkpoint that does not fit."""
     from megatron_rlvr.checkpoint.finding import continues_in_place, find_checkpoint
 
@@ -132,7 +133,7 @@ def _goes_on_in_place(config: RunConfig) -> bool:
 
 
 def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
-    """All checks that need no process group: config, model, loss, run directory, devices."""
+    """All checks that need no process group and no device: config, model, loss, run directory."""
     from megatron_rlvr.hf.spec import read_model_spec
     from megatron_rlvr.losses import check_hyperparameters
     from megatron_rlvr.rewards import load_function
@@ -152,7 +153,6 @@ def check_run(config: RunConfig, command: Command, overwrite: bool) -> None:
     check_run_dir(config, overwrite)
     if command == "sft":
         check_sft_output(config, overwrite)
-    _check_devices(config.actor.world_size)
 
 
 def _data_warnings(config: RunConfig) -> list[str]:
