@@ -1,6 +1,7 @@
 """The plan of an export, its parts written by one process, and targets that are refused, interrupted or left behind."""
 
 import errno
+import multiprocessing
 import os
 import shutil
 from collections import namedtuple
@@ -131,6 +132,35 @@ def test_leftovers_of_a_killed_export_are_recognised(source, tmp_path):
     target.rename(tmp_path / ".out.replaced")  # killed between the two renames of a replacement
     assert "not empty" in refusal(lambda: check_target(target, source, 1))
     assert [p.name for p in target.iterdir()] == ["new"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def write_slowly(target, source, progress):
+    """Export the source's tensors, reporting each; runs in a child that is going to be killed."""
+    checkpoint = HFCheckpoint(source)
+    plan = ExportPlan.of(Skeleton.of(checkpoint))
+    with staged_directory(target) as partial:
+        plan.create(partial)
+        with PartWriter(plan, partial) as writer:
+            for name in checkpoint.names():
+                writer.write(name, whole(checkpoint.shape(name)), checkpoint.read(name))
+                progress.send(name)
+    progress.send("done")
+
+
+def test_killed_at_any_time_the_target_is_absent_or_whole(source, tmp_path):
+    context = multiprocessing.get_context("fork")
+    target, count = tmp_path / "out", len(random_tensors(MOE))
+    for reports in (1, count // 2, count, count, count + 1):
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=write_slowly, args=(target, source, send))
+        child.start()
+        for _ in range(reports):
+            receive.recv()
+        child.kill()
+        child.join(timeout=30)
+        assert not target.exists() or contents(target) == contents(source)
+    assert contents(target) == contents(source)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
