@@ -1,4 +1,4 @@
-"""The command line: `python -m megatron_rlvr {train,eval,sft,convert,plot,doctor} ...`.
+"""The command line: `python -m megatron_rlvr {train,eval,sft,convert,plan,plot,doctor} ...`.
 
 A fault of the user's is one sentence on standard error and exit code 2; nothing is left behind.
 """
@@ -53,12 +53,25 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--resume", action="store_true", help="go on from run_dir's newest checkpoint (checkpoint.resume=auto)"
             )
+    _add_plan(commands.add_parser("plan", help="say whether a run fits on given GPUs, and how long it takes"))
     _add_convert(commands.add_parser("convert", help="Hugging Face checkpoints to Megatron's and back"))
     plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
     plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
     plot.add_argument("--output", type=Path, help="directory for the curves of several runs (default: comparison)")
     commands.add_parser("doctor", help="tell what this machine can run")
     return parser
+
+
+def _add_plan(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("config", metavar="RUN.yaml", type=Path)
+    plan.add_argument("overrides", metavar="section.key=value", nargs="*")
+    plan.add_argument("--gpu", required=True, help="a row of launch/plan/hardware.py: h100-80g, h200, ...")
+    plan.add_argument("--nodes", type=int, default=1, help="nodes of eight GPUs (default: 1)")
+    plan.add_argument(
+        "--rollout-tensor-parallel", type=int, default=1, help="GPUs of a planned engine (default: 1, as train runs)"
+    )
+    plan.add_argument("--response-length", type=float, help="mean tokens of a response (default: half the cap)")
+    plan.add_argument("--prompt-length", type=float, help="mean tokens of a prompt (default: a quarter of the cap)")
 
 
 _CONVERSIONS = (
@@ -216,6 +229,8 @@ def _dispatch(options: Any) -> int:
         for path in plot(options.run_dirs, options.output):
             print(path)
         return 0
+    if options.command == "plan":
+        return _plan(options)
     if options.command == "convert":
         return _quantise(options) if options.conversion == "quantise" else _convert(options)
     if options.command == "eval" and _is_suite(str(options.config)):
@@ -248,6 +263,22 @@ def _suite(options: Any) -> int:
         if dist.is_initialized():  # vLLM makes groups and leaves them
             dist.destroy_process_group()
     return 0
+
+
+def _plan(options: Any) -> int:
+    """Print the plan; 2 where the run does not fit."""
+    from launch.plan import make_plan, render
+
+    plan = make_plan(
+        load_config(options.config, options.overrides),
+        options.gpu,
+        options.nodes,
+        rollout_tensor_parallel=options.rollout_tensor_parallel,
+        response_length=options.response_length,
+        prompt_length=options.prompt_length,
+    )
+    print(render(plan))
+    return 0 if plan.fits else USER_ERROR
 
 
 def _convert(options: Any) -> int:
