@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,6 +54,13 @@ def read_value(path: str, value: Any) -> dict[str, float]:
     return {name: float(part) for name, part in parts.items()}
 
 
+def _is_reward(promised: Any) -> bool:
+    """Whether an annotation can mean a number or a dict; of a union, whether one of its members can."""
+    if typing.get_origin(promised) in (typing.Union, types.UnionType):
+        return any(_is_reward(member) for member in typing.get_args(promised))
+    return promised is Any or (typing.get_origin(promised) or promised) in (float, int, bool, dict, Mapping)
+
+
 def _check_signature(path: str, function: RewardFunction) -> None:
     try:
         inspect.signature(function).bind("response", "answer")
@@ -66,5 +74,5 @@ def _check_signature(path: str, function: RewardFunction) -> None:
         promised = typing.get_type_hints(function).get("return")
     except (NameError, TypeError, AttributeError):
         return
-    if promised is not None and (typing.get_origin(promised) or promised) not in (float, int, bool, dict, Mapping, Any):
+    if promised is not None and not _is_reward(promised):
         raise UserError(f"rewards.function={path} promises to return {promised}; {REMEDY}.")

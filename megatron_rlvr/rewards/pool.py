@@ -180,7 +180,9 @@ class VerifierPool:
             if message.get("retire"):
                 self._replace(worker, queue)
                 return
-        if not alive:
+        if not alive and not worker.items:
+            self._discard([worker])
+        elif not alive:
             outcome, detail = self._discard([worker])[0]
             if not worker.ready:
                 raise UserError(f"a verifier process {detail} before its first answer; raise rewards.memory_gb.")

@@ -27,6 +27,7 @@ class Worker:
     """One worker: what it has to judge, the first being judged, and when that one's time is over (monotonic s)."""
 
     pid: int
+    server_pid: int
     connection: socket.socket
     ready: bool = False
     deadline: float = 0.0
@@ -120,7 +121,7 @@ class ForkServer:
                 pid = self._answer()
                 if pid:
                     ours.setblocking(False)
-                    return Worker(int(pid), ours)
+                    return Worker(int(pid), self._pid(), ours)
             ours.close()
             self.close()
             if last:
@@ -132,7 +133,7 @@ class ForkServer:
         worker.kill()
         worker.connection.close()
         status = b""
-        if self._control is not None:
+        if self._control is not None and worker.server_pid == self._pid():
             with contextlib.suppress(OSError):
                 self._control.send(f"reap {worker.pid}".encode())
                 status = self._answer()
@@ -152,6 +153,9 @@ class ForkServer:
                 self._process.kill()
                 self._process.wait()
         self._control = self._process = None
+
+    def _pid(self) -> int:
+        return -1 if self._process is None else self._process.pid
 
     def _answer(self) -> bytes:
         assert self._control is not None

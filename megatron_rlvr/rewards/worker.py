@@ -56,7 +56,7 @@ def _serve_one(control: socket.socket, judge: Judge, memory_bytes: int, libc: An
         os.close(fds[0])
         control.send(str(pid).encode())
     elif word:
-        _, status = os.waitpid(int(word.split()[1]), 0)
+        _, status = os.waitpid(int(word.split()[1]), 0)  # killed or ending: the pool asks for no other
         control.send(str(status).encode())
     return bool(word)
 
