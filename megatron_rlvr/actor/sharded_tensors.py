@@ -47,11 +47,17 @@ def parameter_slots(chunks: Sequence[GPTModel]) -> list[Slot]:
     for chunk in chunks:
         described = chunk.sharded_state_dict(metadata={"non_homogeneous_layers": True})
         pieces |= {id(p.data): p for p in described.values() if isinstance(p, ShardedTensor | ShardedTensorFactory)}
+    named = dict(named_parameters(list(chunks)))
     slots = []
-    for name, parameter in named_parameters(list(chunks)):
+    for name, parameter in named.items():
         if id(parameter) not in pieces:
             raise RuntimeError(f"megatron-core does not say where {name} belongs in a checkpoint")
-        slots.append(Slot(name, parameter, pieces[id(parameter)]))
+        piece = pieces[id(parameter)]
+        layer = name.removesuffix("pre_mlp_layernorm.weight")
+        if layer != name and f"{layer}mlp.router.weight" in named:
+            # Transformer Engine's spec keeps the norm before experts apart; the local one calls it part of linear_fc1.
+            piece = dataclasses.replace(piece, key=name)
+        slots.append(Slot(name, parameter, piece))
     return slots
 
 

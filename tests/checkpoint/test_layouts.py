@@ -57,5 +57,9 @@ def test_the_manifest_names_layout_versions_and_whole_tensors(moved):
     key = "decoder.layers.2.mlp.experts.experts.linear_fc1.weight"
     assert first.tensors[key].shape == (8, 64, 64) and first.tensors[key].dtype == "bfloat16"
     assert first.tensors[f"optimizer.state.exp_avg.{key}"].dtype == "float32"
+    # as Transformer Engine's layers name them: the norm before experts stands apart, that before a dense MLP does not
+    assert "decoder.layers.2.pre_mlp_layernorm.weight" in first.tensors
+    assert "decoder.layers.1.mlp.linear_fc1.layer_norm_weight" in first.tensors
+    assert "decoder.layers.2.self_attention.linear_qkv.layer_norm_weight" in first.tensors
     assert first.tensors["embedding.word_embeddings.weight"].shape == (132, 64)  # padded to its two tensor ranks
     assert (moved / "tp2_pp2/checkpoints/latest").read_text() == "step_000002\n"
