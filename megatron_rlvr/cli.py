@@ -282,6 +282,7 @@ def _plan(options: Any) -> int:
 
 
 def _convert(options: Any) -> int:
+    from launch.local import run_local
     from megatron_rlvr.convert import start
 
     shard = getattr(options, "max_shard_gb", None)
@@ -292,6 +293,7 @@ def _convert(options: Any) -> int:
         options.source,
         options.target,
         options.overrides,
+        launch=run_local,
         max_shard_bytes=None if shard is None else round(shard * 1e9),
         overwrite=options.overwrite,
     )

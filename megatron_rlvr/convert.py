@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
-from megatron_rlvr.checkpoint.manifest import Manifest, check_files, read_manifest
+from megatron_rlvr.checkpoint.manifest import check_files, read_manifest
 from megatron_rlvr.config.checks import check_layout, check_model
 from megatron_rlvr.config.load import build_config, parse_override, with_overrides
 from megatron_rlvr.config.tree import RunConfig
@@ -54,17 +54,17 @@ def start(
     target: Path,
     overrides: Sequence[str] = (),
     *,
+    launch: Callable[..., int],
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
 ) -> int:
     """Convert on as many local ranks as the layout in `overrides` has; returns their exit code.
 
+    launch      `launch.local.run_local`
     overrides   actor.*, launch.*, logging.* and model.*; actor.dtype is the source's where it is not given
 
     Raises UserError before anything is written.
     """
-    from launch.local import run_local
-
     source, target = source.absolute(), target.absolute()
     if direction == "hf-to-megatron":
         job = _plan_from_hf(source, target, overrides)
@@ -76,7 +76,7 @@ def start(
         file.write_text(job.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-m", "megatron_rlvr._rank", "convert", str(file), folder]
         threads = job.config.launch.threads
-        code = run_local(command, job.config.actor.world_size, threads=threads, log_dir=Path(folder))
+        code = launch(command, job.config.actor.world_size, threads=threads, log_dir=Path(folder))
     if code != 0:
         remove(partial_path(target))
     return code
@@ -157,7 +157,7 @@ def _plan_to_hf(source: Path, target: Path, overrides: Sequence[str], max_shard_
             f"{source} does not hold the Hugging Face files of its model; add model.path=HF_DIR, the model that the "
             "run began with."
         )
-    config = _config(known, target, overrides, _stored_dtype(manifest))
+    config = _config(known, target, overrides, manifest.layout["dtype"])
     _check_layout(config)
     given = any(parse_override(text)[0] == ("actor", "dtype") for text in overrides)
     return Job(
@@ -187,12 +187,6 @@ def _config(model: Path, target: Path, overrides: Sequence[str], dtype: str) -> 
 def _check_layout(config: RunConfig) -> None:
     check_layout(config.actor)
     check_model(config, read_model_spec(config.model.path), "sft")
-
-
-def _stored_dtype(manifest: Manifest) -> str:
-    """The name in the actor section of the dtype that most tensors have."""
-    names = [tensor.dtype for tensor in manifest.tensors.values()]
-    return "bf16" if names.count("bfloat16") > len(names) / 2 else "float32"
 
 
 def _skeleton(job: Job) -> Skeleton:
