@@ -40,6 +40,7 @@ class Request:
     sweep    KEY=V1,V2,... each; the runs are all combinations
     nodes    of the ranks; default: as few as hold the layout
     submit   False: render and check only, so that an earlier run in run_dir stays
+    rank_arguments, server_arguments   of Python, instead of this package's rank and vLLM's server
     """
 
     kind: str
@@ -57,6 +58,8 @@ class Request:
     chain: int = 1
     templates: Path = TEMPLATES
     submit: bool = False
+    rank_arguments: str | None = None
+    server_arguments: str | None = None
 
     @property
     def command(self) -> str:
@@ -98,7 +101,8 @@ def _sweep_run(tree: dict[str, Any], base: RunConfig, overrides: Sequence[str]) 
 
 def _rank_variables(request: Request) -> dict[str, Any]:
     placement = place(request.config.actor.world_size, request.profile.gpus_per_node, request.nodes)
-    return asdict(placement) | {"command": request.command, "rank_command": rank_command(request.command)}
+    ranks = request.rank_arguments or rank_command(request.command)
+    return asdict(placement) | {"command": request.command, "rank_command": ranks}
 
 
 def _rollout_variables(request: Request) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def _rollout_variables(request: Request) -> dict[str, Any]:
         "rollout_nodes": request.rollout_nodes,
         "rollout_tasks_per_node": gpus // tensor,
         "rollout_tensor_parallel": tensor,
-        "rollout_command": server,
+        "rollout_command": request.server_arguments or server,
         "het": True,
     }
 

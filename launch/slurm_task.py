@@ -90,6 +90,8 @@ def main(arguments: Sequence[str]) -> int:
         partial.write_text(f"{os.getpid()}\n")
         os.replace(partial, pid_file)
     code = task.wait()
+    if code == -signal.SIGTERM and not task.ended:
+        time.sleep(0.5)  # SLURM signals all processes of a step: this one's turn may come a moment later
     if not task.ended:
         write_exit(directory, rank, code)
     if code == REQUEUE:

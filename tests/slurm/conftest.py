@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.mini import MiniSlurm, missing
+
+NODES = 3
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A real SLURM cluster of three false eight-GPU nodes."""
+    if reason := missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm") as root:
+        mini = MiniSlurm(Path(root), NODES)
+        try:
+            mini.up()
+            yield mini
+        finally:
+            mini.down()
