@@ -24,6 +24,7 @@ from megatron_rlvr.actor.schedule import Schedule
 from megatron_rlvr.actor.shards import ShardPlan
 from megatron_rlvr.config.checks import check_known_faults, installed_version
 from megatron_rlvr.config.tree import ActorConfig, LossConfig, OptimizerConfig
+from megatron_rlvr.ranges import phase_range
 from megatron_rlvr.types import LogprobDistribution, MiniBatch, ModelSpec
 
 
@@ -150,7 +151,8 @@ class Actor:
         norm = float(self.optimizer.get_grad_norm())
         finite = math.isfinite(norm)
         if finite:
-            self.optimizer.step()
+            with phase_range("optimizer"):
+                self.optimizer.step()
         self.version += 1
         lr = self.optimizer.param_groups[0]["lr"]
         return {"actor/grad_norm": norm, "actor/lr": lr, "actor/skipped_updates": 0.0 if finite else 1.0}

@@ -13,6 +13,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_rlvr.config.tree import ActorConfig, OptimizerConfig
+from megatron_rlvr.ranges import MegatronRanges
 
 
 def wrap_chunks(config: ActorConfig, megatron_config: TransformerConfig, chunks: list[GPTModel]) -> list[Any]:
@@ -45,6 +46,7 @@ def build_optimizer(
             bf16=actor.dtype == "bf16",
             params_dtype=megatron_config.params_dtype,
             use_distributed_optimizer=actor.distributed_optimizer,
+            timers=MegatronRanges(),
         ),
         wrapped,
     )

@@ -20,6 +20,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from megatron_rlvr.actor import platform
 from megatron_rlvr.actor.context import ContextShard, complete, shard
 from megatron_rlvr.actor.head import LogprobHead
+from megatron_rlvr.ranges import MegatronRanges
 from megatron_rlvr.types import MiniBatch, PackedBatch
 
 # (batch, logprobs [A], entropy [A]) -> (loss to differentiate, metric sums)
@@ -34,6 +35,7 @@ class Schedule:
 
     def __init__(self, config: TransformerConfig, wrapped: list[Any], heads: list[LogprobHead]) -> None:
         self.config, self.wrapped, self.heads = config, wrapped, heads
+        config.timers = MegatronRanges()
 
     def train(self, mini_batch: MiniBatch, loss_function: LossFunction) -> list[dict[str, torch.Tensor]]:
         """Accumulate gradients of all micro-batches; metric sums per micro-batch on the last stage, [] elsewhere."""

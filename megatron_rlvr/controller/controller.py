@@ -76,7 +76,9 @@ class Controller:
         self._attempts = 0
         while len(groups) < wanted:
             self._attempts += 1
-            candidates = self._sample(self.states.propose(wanted - len(groups)))
+            with self.timer("propose"):
+                states = self.states.propose(wanted - len(groups))
+            candidates = self._sample(states)
             sampled += candidates
             groups += self._informative(candidates, budget) if dynamic.enabled else candidates
         self._dropped = len(sampled) - len(groups)
@@ -128,7 +130,9 @@ class Controller:
         for part in split_mini_batches(groups, self.config.trainer.mini_batch_size):
             trajectories = [trajectory for group in part for trajectory in group.trajectories]
             owners = [index for index, group in enumerate(part) for _ in group.trajectories]
-            yield part, build_mini_batch(trajectories, group_index=owners, **self.batch_options)
+            with self.timer("pack"):
+                mini_batch = build_mini_batch(trajectories, group_index=owners, **self.batch_options)
+            yield part, mini_batch
 
     def _sample(self, prompts: list[Prompt]) -> list[Group]:
         """A scored group for each prompt, all of group_size or of sizes that share the same budget out."""

@@ -1,20 +1,12 @@
-"""Wall time of the phases of a step, with a named range in the profiler where the nvtx package is installed."""
+"""Wall time of the phases of a step, each a named range for profilers too."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
-
-def nvtx_range(name: str) -> AbstractContextManager[object]:
-    """A named range for Nsight Systems, or nothing. (torch.cuda.nvtx raises where torch has no CUDA.)"""
-    try:
-        import nvtx
-    except ImportError:
-        return contextlib.nullcontext()
-    return nvtx.annotate(name)
+from megatron_rlvr.ranges import phase_range
 
 
 class PhaseTimer:
@@ -27,7 +19,7 @@ class PhaseTimer:
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            with nvtx_range(phase):
+            with phase_range(phase):
                 yield
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from megatron_rlvr.hf import WeightMap
+from megatron_rlvr.ranges import phase_range
 from megatron_rlvr.refresh.weights import ShardedModel, exported_weights
 from megatron_rlvr.rollout.engine import Engine, RefreshError, RefreshReport
 
@@ -33,7 +34,8 @@ class Refresher:
 
         Raises RefreshError when a tensor is refused or the engines of two ranks received different bits.
         """
-        report = self.engine.update_weights(exported_weights(self.model, self.weight_map), self.model.version)
+        with phase_range("refresh"):
+            report = self.engine.update_weights(exported_weights(self.model, self.weight_map), self.model.version)
         _certify(report)
         return {
             "rollout/weight_version": float(report.version),
