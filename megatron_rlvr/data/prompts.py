@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BOX = "\\boxed{}"
+DEFAULT_KEYS = ("problem", "answer")
 Cell = tuple[str, Any]  # column, value
 
 
@@ -33,7 +34,8 @@ class Problem:
 def load_problems(path: str | Path, prompt_key: str = "problem", answer_key: str = "answer") -> list[Problem]:
     """The problems of a file, a folder or "hub:<published set>" in their order; blank lines and other keys are ignored.
 
-    Where the first row has not both keys, the published sets of `schemas` are tried for its columns. A number as
+    Where the keys are the defaults and the first row has not both, its columns decide which published set of `schemas`
+    it is. A number as
     problem or answer is taken as it is written (``27.0`` stays "27.0").
     Raises UserError naming file and line where the file, a key or a text is missing, or where a line is not JSON.
     """
@@ -57,7 +59,8 @@ def read_cells(source: str | Path, prompt_key: str, answer_key: str) -> Iterator
     schema: Schema | None = published(str(source).removeprefix(HUB)) if str(source).startswith(HUB) else None
     for name, where, row in read_rows(source, wanted):
         if schema is None:
-            schema = own if _has(row, prompt_key) and _has(row, answer_key) else detect(row) or own
+            named = (prompt_key, answer_key) != DEFAULT_KEYS or (_has(row, prompt_key) and _has(row, answer_key))
+            schema = own if named else detect(row) or own
         problem, answer = _value(row, schema.problem, where), _value(row, schema.answer, where)
         text = problem_text(problem, schema.wrapping)
         yield name, where, (schema.problem, text), (schema.answer, answer_text(answer, schema.form))

@@ -60,7 +60,7 @@ _COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|rm|operatorname)(?![
 _UNIT = re.compile(
     r"[0-9)]\s*(?:(?P<power>square|sq\.?|cubic)\s+)?(?P<name>[A-Za-z]+(?:/[A-Za-z]+)?)\.?\s*(?:\^\s*(?P<exponent>[0-9]))?\s*"
 )
-_DEGREES = re.compile(r"\^?\s*\\circ|°|\\degree(?![A-Za-z])")
+_DEGREES = re.compile(r"\^?\s*\{?\s*\\circ\s*\}?|°|\\degree(?![A-Za-z])")
 _BASE = re.compile(r"(?<![A-Za-z0-9])[0-9A-F]*[0-9][0-9A-F]*\s*_\s*\{?\s*([0-9]{1,2})\s*\}?(?![0-9])")
 
 

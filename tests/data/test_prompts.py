@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_rlvr.data import Problem, load_problems, load_tokenizer, tokenize_problems
+from megatron_rlvr.data.prompts import with_instruction
 from megatron_rlvr.types import UserError
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "../shared/data"
@@ -97,6 +98,19 @@ def test_a_chat_prompt_is_one_user_message_and_the_generation_prompt(tokenizer_d
         [Problem("s:1", "1 + 2", "3")], tokenizer, chat_template=True, suffix=" ?", max_prompt_length=6
     )
     assert prompt.token_ids == (3, 7, 10, 8, 12, 4)
+
+
+def test_the_boxed_instruction_is_there_once(tokenizer_directory: Path) -> None:
+    suffix = "\nPut the answer in \\boxed{}."
+    assert with_instruction("1 + 1", suffix) == "1 + 1" + suffix
+    assert with_instruction("1 + 1" + suffix, suffix) == "1 + 1" + suffix
+    assert with_instruction("Put it within \\boxed{}: 1 + 1", suffix).count("boxed{}") == 1
+    assert with_instruction("Put it within \\boxed{}: 1 + 1", " Think.").endswith(" Think.")
+    problems = [Problem("s:1", "1 + 2 \\boxed{}", "3")]
+    (prompt,) = tokenize_problems(
+        problems, load_tokenizer(tokenizer_directory), chat_template=False, suffix=suffix, max_prompt_length=6
+    )
+    assert len(prompt.token_ids) == 5
 
 
 @pytest.mark.parametrize("chat_template", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_rlvr.rewards import overlong_penalty, score_groups, training_accuracy
+from megatron_rlvr.rewards import Scorer, overlong_penalty, score_groups, training_accuracy
 from megatron_rlvr.types import Group, Prompt, Trajectory, UserError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "../shared/golden/losses.json"
@@ -86,6 +86,7 @@ def test_scoring_again_replaces_the_first_scores() -> None:
     ("settings", "words"),
     [
         ({"name": "boxed"}, "rewards.name=boxed"),
+        ({"name": "custom"}, "rewards.name=custom names no function; set rewards.function"),
         ({"name": "strict_box", "overlong_start": 8, "max_response_length": 8}, "overlong_start=8"),
         ({"name": "strict_box", "overlong_start": 8}, "max_response_length=None"),
     ],
@@ -95,6 +96,27 @@ def test_settings_that_cannot_work_are_refused_before_any_score(settings: dict, 
     with pytest.raises(UserError, match=words):
         score_groups(batch, **settings)
     assert all(math.isnan(t.score) for t in flat(batch))
+
+
+def test_a_response_without_a_closed_box_pays_the_format_penalty() -> None:
+    batch = [Group(Prompt("a", (1, 2), "7"), [trajectory(text, 3) for text in (r"\boxed{7}", r"\boxed{8", "7")])]
+    with Scorer("strict_box", format_penalty=0.25) as scorer:
+        scorer.score(batch)
+        assert scorer.counts == {"correct": 1, "wrong": 2, "unparsable": 0, "timeout": 0, "killed": 0, "crashed": 0}
+    assert [t.reward_parts["format"] for t in flat(batch)] == [0.0, -0.25, -0.25]
+    assert [t.score for t in flat(batch)] == [1.0, -1.0, -1.0]
+    assert [t.reward for t in flat(batch)] == [1.0, -1.25, -1.25]
+
+
+def test_parts_of_a_custom_function_shape_the_reward_and_not_the_score() -> None:
+    batch = [Group(Prompt("a", (1, 2), "7"), [trajectory(text, 6) for text in ("parts", "7", "8", "raise")])]
+    options = {"overlong_start": 4, "max_response_length": 8, "function": "tests.rewards.functions:obedient"}
+    with Scorer("custom", **options) as scorer:
+        scorer.score(batch)
+        assert scorer.counts["correct"] == 2 and scorer.counts["wrong"] == 1 and scorer.counts["crashed"] == 1
+    assert flat(batch)[0].reward_parts == {"correctness": 1.0, "brevity": -0.25, "language": 0.5, "overlong": -0.5}
+    assert [t.score for t in flat(batch)] == [1.0, 1.0, -1.0, -1.0]
+    assert [t.reward for t in flat(batch)] == [0.75, 0.5, -1.5, -1.5]
 
 
 def test_training_accuracy_maps_scores_to_shares() -> None:
