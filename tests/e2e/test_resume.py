@@ -17,6 +17,11 @@ import yaml
 from megatron_rlvr.checkpoint.manifest import read_manifest
 from tests.e2e.commands import REPOSITORY, read_metrics, run_python
 
+sys.path[:0] = [str(REPOSITORY / "tools"), str(REPOSITORY / "examples")]
+
+import arithmetic  # noqa: E402
+import make_tiny_model  # noqa: E402
+
 UPDATES = 6
 
 
@@ -27,7 +32,7 @@ def write_config(root: Path) -> Path:
         "seed": 5,
         "run_dir": str(root / "whole"),
         "model": {"path": str(root / "model")},
-        "data": {"train": str(root / "data/train.jsonl"), "max_prompt_length": 24},
+        "data": {"train": str(root / "problems.jsonl"), "max_prompt_length": 24},
         "rollout": {"engine": "transformers", "precision": "float32", "group_size": 4, "max_response_length": 24},
         "loss": {"name": "proximal_kl"},
         "reference": {"refresh_interval": 3},
@@ -47,12 +52,10 @@ def write_config(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     root = tmp_path_factory.mktemp("resume")
-    run_python(REPOSITORY / "tools/make_tiny_model.py", root / "model")
-    sizes = ("--train", "64", "--heldout", "8", "--demonstrations", "8")
-    run_python(REPOSITORY / "examples/arithmetic.py", "--out", root / "data", *sizes)
-    problems = [json.loads(line)["problem"] for line in (root / "data/train.jsonl").read_text().splitlines()]
-    experts = [{"problem": problem, "response": "1,2,3 \\boxed{6}"} for problem in problems[:9]]
-    (root / "experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in experts))
+    make_tiny_model.make_tiny_model(make_tiny_model.parser().parse_args([str(root / "model")]))
+    problems = arithmetic.make_problems(64, 0)
+    for name, rows in (("problems", problems), ("experts", arithmetic.make_experts(problems[:9]))):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return write_config(root)
 
 
