@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch.failure import describe, error_file
+from launch.nsys import Wrap
 from launch.ranks import Ranks
 from megatron_rlvr.checkpoint.stop import REQUEUE
 
@@ -69,11 +70,12 @@ def rank_environment(rank: int, world_size: int, port: int, *, threads: int, cpu
     return environment
 
 
-def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir: Path) -> int:
+def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir: Path, wrap: Wrap | None = None) -> int:
     """Run `command` once per rank and wait; return 0, or the exit code of the rank that failed first.
 
     command   program and arguments; a rank knows itself by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
     threads   OpenMP threads of each rank
+    wrap      changes the command of a rank, to put a profiler around it
     log_dir   rank0 prints to this terminal, the others to log_dir/rank<i>.log
     Returns 128 + n when signal n killed the rank, or ended the launcher; 75 when the ranks stopped at a checkpoint as
     SIGUSR1 asked.
@@ -90,7 +92,8 @@ def run_local(command: Sequence[str], world_size: int, *, threads: int, log_dir:
     with _signals_stop(ranks), ranks:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         for rank in range(world_size):
-            ranks.start(rank, command, rank_environment(rank, world_size, store.port, threads=threads, cpu=cpu))
+            own = command if wrap is None else wrap(rank, command)
+            ranks.start(rank, own, rank_environment(rank, world_size, store.port, threads=threads, cpu=cpu))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         ranks.wait()
         first = min(ranks.failures, key=lambda failure: failure.order, default=None)

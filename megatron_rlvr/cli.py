@@ -125,13 +125,19 @@ def run(command: Command, config: RunConfig, *, overwrite: bool = False) -> int:
     check_run(config, command, overwrite or in_place)
     _check_devices(config.actor.world_size)
     from launch.local import run_local
+    from launch.nsys import rank_wrapper
 
+    wrap = rank_wrapper(config) if command == "train" else None
     with open_run_dir(config.run_dir, in_place=in_place) as directory:
         save_resolved(config, directory.files.config)
         module = [sys.executable, "-m", "megatron_rlvr._rank"]
         arguments = [command, str(directory.files.config), str(directory.files.logs)]
         code = run_local(
-            module + arguments, config.actor.world_size, threads=config.launch.threads, log_dir=directory.files.logs
+            module + arguments,
+            config.actor.world_size,
+            threads=config.launch.threads,
+            log_dir=directory.files.logs,
+            wrap=wrap,
         )
         if code != USER_ERROR or _has_updates(directory):
             directory.keep()

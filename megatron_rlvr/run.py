@@ -25,6 +25,7 @@ from megatron_rlvr.hf import read_model_spec
 from megatron_rlvr.learner import Learner
 from megatron_rlvr.losses import alarms, step_zero_alarms, uses_reference
 from megatron_rlvr.observability.metrics import validation_key
+from megatron_rlvr.observability.profiler import Profiler
 from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.observability.resources import memory_metrics
 from megatron_rlvr.refresh import Refresher
@@ -71,6 +72,8 @@ class Run:
         self.resumed = start.checkpoint is not None
         if start.checkpoint is not None:
             self._restore(start.checkpoint)
+        self.profiler = Profiler(config.profile, self.files.profile, dist.get_rank())
+        self.profiler.advance(self.version)
 
     def _restore(self, checkpoint: Path) -> None:
         """Put everything where the checkpoint found it."""
@@ -147,6 +150,7 @@ class Run:
         }
         self.reporter.log(self.version, metrics | progress | self._speed(metrics) | memory_metrics())
         self._alarm(metrics)
+        self.profiler.advance(self.version)
 
     def _speed(self, metrics: dict[str, float]) -> dict[str, float]:
         """Wall time since the last report, and tokens per second of the phases; generation only where there was one."""
@@ -239,6 +243,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.profiler.close(error)
         self.reporter.__exit__(kind, error, trace)
         if kind is None:  # after a failure the peers may be stuck in a collective: the launcher ends them
             self.engine.close()

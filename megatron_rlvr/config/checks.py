@@ -49,6 +49,7 @@ def check_config(
     if command == "train":
         check_schedule(config)
         _check_learning(config)
+        check_profile(config)
         _check_replay(config)
         _check_allocation(config)
     if spec is not None:
@@ -284,6 +285,21 @@ def check_schedule(config: RunConfig) -> None:
             f"actor.micro_batch_tokens is {config.actor.micro_batch_tokens}, too few for a prompt with its response, "
             f"up to {longest} tokens; set actor.micro_batch_tokens={longest} or more"
         )
+
+
+def check_profile(config: RunConfig) -> None:
+    """Refuse a profile of updates or ranks that the run does not have."""
+    profile, world = config.profile, config.actor.world_size
+    if profile.tool == "none" and not profile.memory:
+        return
+    first, last = profile.steps
+    if first > last or first > config.trainer.updates:
+        raise UserError(
+            f"profile.steps is {list(profile.steps)}, which names no update of the {config.trainer.updates}; set it to "
+            "[first, last]"
+        )
+    if max(profile.ranks) >= world:
+        raise UserError(f"profile.ranks is {profile.ranks}, but the layout has ranks 0 to {world - 1}; choose of those")
 
 
 def _check_learning(config: RunConfig) -> None:

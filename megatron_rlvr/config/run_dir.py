@@ -61,6 +61,11 @@ class RunFiles:
         return self.root / "plots"
 
     @property
+    def profile(self) -> Path:
+        """Traces and memory snapshots."""
+        return self.root / "profile"
+
+    @property
     def logs(self) -> Path:
         """What ranks other than 0 print, and the error of a rank that failed."""
         return self.root / "logs"
@@ -79,6 +84,7 @@ class RunFiles:
             self.model,
             self.report,
             self.plots,
+            self.profile,
             self.logs,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megatron_rlvr.types import LogprobDistribution
 
@@ -290,6 +290,21 @@ class LaunchConfig(Section):
     threads: PositiveInt = Field(1, description="OpenMP threads of each rank on a CPU")
 
 
+class ProfileConfig(Section):
+    """Where time and memory go in some updates of some ranks: docs/profiling.md."""
+
+    tool: Literal["none", "nsys", "torch"] = Field(
+        "none", description="nsys: Nsight Systems around the chosen ranks; torch: chrome traces, on a CPU too"
+    )
+    steps: tuple[PositiveInt, PositiveInt] = Field(
+        (3, 5), description="first and last update that is recorded, with the rollout batch before the first"
+    )
+    ranks: list[NonNegativeInt] = Field(default=[0], min_length=1, description="ranks that are recorded")
+    memory: bool = Field(
+        False, description="record allocations on the chosen ranks' GPUs; a snapshot after the last step and on OOM"
+    )
+
+
 class RunConfig(Section):
     """One run, from one YAML file and dotted overrides."""
 
@@ -311,6 +326,7 @@ class RunConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     sft: SftConfig = SftConfig()
     launch: LaunchConfig = LaunchConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @property
     def logprob_distribution(self) -> LogprobDistribution:
