@@ -138,6 +138,16 @@ def test_same_seed_same_tokens_whatever_came_before(engine):
     assert ids_of(first) != ids_of(other)
 
 
+def test_seeds_of_contexts_give_each_sample_its_own_stream(engine):
+    given = contexts(3, seed=12)
+    together = ids_of(engine.generate(given, 3, SamplingSettings(12, seeds=(100, 7, 100))))
+    assert ids_of(engine.generate([given[1]], 3, SamplingSettings(12, seed=5, seeds=(7,)))) == together[1:2]
+    assert ids_of(engine.generate([given[1]], 1, SamplingSettings(12, seeds=(9,))))[0][0] == together[1][2]  # 7 + 2
+    assert together[1][0] != together[1][1]
+    with pytest.raises(UserError, match="2 seeds were given for 3 contexts"):
+        engine.generate(given, 3, SamplingSettings(12, seeds=(1, 2)))
+
+
 def test_global_random_state_is_untouched(engine, models, next_version):
     before = random_states()
     engine.generate(contexts(2, seed=8), 2, SAMPLING)
