@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
-from megatron_rlvr.checkpoint.manifest import check_files, read_manifest
+from megatron_rlvr.checkpoint.manifest import Manifest, check_files, read_manifest
 from megatron_rlvr.config.checks import check_layout, check_model
 from megatron_rlvr.config.load import build_config, parse_override, with_overrides
 from megatron_rlvr.config.tree import RunConfig
@@ -150,14 +150,14 @@ def _plan_from_hf(source: Path, target: Path, overrides: Sequence[str]) -> Job:
 def _plan_to_hf(source: Path, target: Path, overrides: Sequence[str], max_shard_bytes: int | None) -> Job:
     manifest = read_manifest(source)
     check_files(source, manifest)
-    known = source / HF_FOLDER
     named = any(parse_override(text)[0] == ("model", "path") for text in overrides)
-    if not known.is_dir() and not named:
+    model = _model_of(source, manifest)
+    if model is None and not named:
         raise UserError(
-            f"{source} does not hold the Hugging Face files of its model; add model.path=HF_DIR, the model that the "
-            "run began with."
+            f"{source} does not hold the Hugging Face files of its model, and the directory that its run began with is "
+            "not there; add model.path=HF_DIR."
         )
-    config = _config(known, target, overrides, manifest.layout["dtype"])
+    config = _config(model or source, target, overrides, manifest.layout["dtype"])
     _check_layout(config)
     given = any(parse_override(text)[0] == ("actor", "dtype") for text in overrides)
     return Job(
@@ -165,9 +165,18 @@ def _plan_to_hf(source: Path, target: Path, overrides: Sequence[str], max_shard_
         source=source,
         target=target,
         config=config,
-        keep_dtype=known.is_dir() and not named and not given,
+        keep_dtype=model == source / HF_FOLDER and not named and not given,
         max_shard_bytes=max_shard_bytes,
     )
+
+
+def _model_of(source: Path, manifest: Manifest) -> Path | None:
+    """The directory that knows a checkpoint's Hugging Face files: its own folder, or the model its run began with."""
+    began = manifest.details.get("config", {}).get("model", {}).get("path")
+    found = [
+        path for path in (source / HF_FOLDER, Path(began) if began else None) if path is not None and path.is_dir()
+    ]
+    return found[0] if found else None
 
 
 def _config(model: Path, target: Path, overrides: Sequence[str], dtype: str) -> RunConfig:
