@@ -57,13 +57,18 @@ def read_cells(source: str | Path, prompt_key: str, answer_key: str) -> Iterator
     wanted = ROOTS | {prompt_key.partition(".")[0], answer_key.partition(".")[0], prompt_key, answer_key}
     own = Schema("", "", "", prompt_key, answer_key)
     schema: Schema | None = published(str(source).removeprefix(HUB)) if str(source).startswith(HUB) else None
+    seen: set[tuple[str, str]] = set()
     for name, where, row in read_rows(source, wanted):
         if schema is None:
             named = (prompt_key, answer_key) != DEFAULT_KEYS or (_has(row, prompt_key) and _has(row, answer_key))
             schema = own if named else detect(row) or own
         problem, answer = _value(row, schema.problem, where), _value(row, schema.answer, where)
-        text = problem_text(problem, schema.wrapping)
-        yield name, where, (schema.problem, text), (schema.answer, answer_text(answer, schema.form))
+        text, answer = problem_text(problem, schema.wrapping), answer_text(answer, schema.form)
+        if schema.repeated:
+            if (str(text), str(answer)) in seen:
+                continue
+            seen.add((str(text), str(answer)))
+        yield name, where, (schema.problem, text), (schema.answer, answer)
 
 
 def load_tokenizer(model_path: str | Path) -> PreTrainedTokenizerBase:

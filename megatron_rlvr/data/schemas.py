@@ -33,6 +33,7 @@ class Schema:
 
     repository  data set on the hub; files: pattern of the files there that hold the split
     problems    how many the set has (None: the repository does not say, or it has grown)
+    repeated    the rows hold each problem many times (1,791,700 rows of some 17,000); the first of each is kept
     wrapping    instruction before and behind every problem of the set, taken off: the run's own comes instead
     """
 
@@ -44,13 +45,14 @@ class Schema:
     form: AnswerForm = "plain"
     problems: int | None = None
     wrapping: tuple[str, str] = ("", "")
+    repeated: bool = False
 
 
 SCHEMAS: tuple[Schema, ...] = (
     Schema(
         "dapo_math_17k", "BytedTsinghua-SIA/DAPO-Math-17k", "data/*.parquet",
-        "prompt", "reward_model.ground_truth", wrapping=_DAPO_WRAPPING,
-    ),  # 1,791,700 rows: each problem a hundred times over
+        "prompt", "reward_model.ground_truth", wrapping=_DAPO_WRAPPING, repeated=True,
+    ),
     Schema("openr1_math_220k", "open-r1/OpenR1-Math-220k", "data/train-*.parquet", "problem", "answer", problems=93733),
     Schema("gsm8k_train", "openai/gsm8k", "main/train-*.parquet", "question", "answer", "hashes", 7473),
     Schema("gsm8k_test", "openai/gsm8k", "main/test-*.parquet", "question", "answer", "hashes", 1319),

@@ -307,6 +307,34 @@ def test_lengths_of_a_supervised_run_are_not_those_of_rollouts(tree: dict[str, A
         check_model(config, MOE, "train")
 
 
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [
+        ({"name": "custom"}, "rewards.function is unset"),
+        ({"function": "package.module:f"}, "rewards.name is strict_box, which does not call it"),
+        ({"name": "normalized_box", "guard": True}, "rewards.guard is true, but it guards math_verify"),
+    ],
+)
+def test_rewards_that_contradict_each_other_are_refused(tree: dict[str, Any], rewards: dict, words: str) -> None:
+    assert words in _refusal(_with(tree, {"rewards": rewards}))
+    assert words in _refusal(_with(tree, {"rewards": rewards}), command="eval")
+    check_config(_with(tree, {"rewards": rewards}), MOE, command="sft")
+
+
+def test_verifiers_with_their_options_pass(tree: dict[str, Any]) -> None:
+    check_config(_with(tree, {"rewards": {"name": "custom", "function": "package.module:f"}}), MOE)
+    check_config(_with(tree, {"rewards": {"name": "math_verify", "guard": True, "timeout": 5}}), MOE)
+
+
+def test_folders_and_sets_on_the_hub_are_left_to_their_reader(tree: dict[str, Any], tmp_path: Path) -> None:
+    config = _with(tree, {"data.train": "hub:dapo_math_17k", "data.validation": str(tmp_path)})
+    check_config(config, MOE)
+    assert str(config.data.train) == "hub:dapo_math_17k"
+
+
 # The run directory
 
 

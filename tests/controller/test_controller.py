@@ -124,3 +124,20 @@ def test_statistics_count_staleness_in_updates(one_rank):
     assert metrics["prompt_length/mean"] == metrics["prompt_length/max"] == 2
     assert (metrics["rollout/groups"], metrics["rollout/mixed_versions"], metrics["rollout/entropy"]) == (4, 0, 0.5)
     Schema().check(metrics)
+
+
+def test_any_verifier_scores_in_the_loop_and_its_outcomes_are_counted(one_rank):
+    """Shaping changes rewards, not scores; dynamic sampling goes by scores."""
+    changes = {
+        "rewards": {"name": "custom", "function": "tests.rewards.functions:shaped_yes", "format_penalty": 0.5},
+        "advantages": {"dynamic_sampling": {"enabled": True}},
+    }
+    _, controller = make_controller([1, 4, 2, 0, 3, 2, 1, 1], **changes)
+    groups = controller.collect()
+    assert [g.prompt.id for g in groups] == ["0", "2", "4", "5"]
+    assert [t.score for t in groups[0].trajectories] == [1.0, -1.0, -1.0, -1.0]
+    assert [t.reward for t in groups[0].trajectories] == [1.25, -0.75, -0.75, -0.75]
+    assert groups[0].trajectories[0].reward_parts == {"correctness": 1.0, "style": 0.25, "format": 0.0}
+    counted = {name: count for name, count in controller.metrics().items() if name.startswith("verifier/")}
+    assert (counted["verifier/correct"], counted["verifier/wrong"], counted["verifier/killed"]) == (12, 12, 0)
+    controller.scorer.close()

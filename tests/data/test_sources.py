@@ -79,6 +79,8 @@ def test_each_published_set_is_read_from_its_own_columns(
     folder = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub(folder, [row, row], name))
     expected = [Problem("part-0:1", text, answer), Problem("part-0:2", text, answer)]
+    if published(name).repeated:
+        del expected[1]
     assert load_problems(f"hub:{name}") == expected
     assert load_problems(folder) == expected  # the same files by hand: found out from their columns
 

@@ -36,6 +36,10 @@ def obedient(response: str, answer: str) -> float | dict[str, float]:
     return 1.0 if response == answer else -1.0
 
 
+def shaped_yes(response: str, answer: str) -> dict[str, float]:
+    return {"correctness": 1.0 if answer in response else -1.0, "style": 0.25}
+
+
 def unannotated(response, answer):
     return 1.0
 

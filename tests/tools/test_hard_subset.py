@@ -21,6 +21,7 @@ from markov_model import ANSWER, success_probability, write_job  # noqa: E402
 from sampler import Sampler, model_digest  # noqa: E402
 
 from megatron_rlvr.evaluation.journal import Journal  # noqa: E402
+from megatron_rlvr.rewards import Scorer  # noqa: E402
 from megatron_rlvr.rollout import Completion, SamplingSettings  # noqa: E402
 from megatron_rlvr.types import Prompt, UserError  # noqa: E402
 
@@ -46,7 +47,7 @@ class Scripted:
 
 def sampler_of(engine):
     decode = lambda ids: "\\boxed{yes}" if ids[0] else "\\boxed{no}"  # noqa: E731
-    return Sampler(engine, decode, "strict_box", SamplingSettings(8), seed=5)
+    return Sampler(engine, decode, Scorer("strict_box"), SamplingSettings(8), seed=5)
 
 
 def test_successes_are_counted_per_problem_and_finished_calls_are_not_sampled_again(tmp_path):

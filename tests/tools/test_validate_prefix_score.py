@@ -23,6 +23,7 @@ from sampler import Sampler  # noqa: E402
 
 from megatron_rlvr.config.load import load_config  # noqa: E402
 from megatron_rlvr.evaluation.journal import Journal  # noqa: E402
+from megatron_rlvr.rewards import Scorer  # noqa: E402
 from megatron_rlvr.rollout import Completion, SamplingSettings  # noqa: E402
 from megatron_rlvr.types import Prompt, UserError  # noqa: E402
 
@@ -71,7 +72,7 @@ def decode(ids):
 
 def run(engine, plan, rows=(), journal=None):
     """All that is sampled for `plan`, behind `rows` that are there already."""
-    sampler = Sampler(engine, decode, "strict_box", SamplingSettings(LIMIT), seed=4)
+    sampler = Sampler(engine, decode, Scorer("strict_box"), SamplingSettings(LIMIT), seed=4)
     prompts = [Prompt(f"p:{i}", (10 + i, 9), "yes") for i in range(len(engine.rates))]
     with Journal(journal, {}) as kept:
         for row in rows:
