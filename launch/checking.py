@@ -44,7 +44,11 @@ def check_shell(script: Path) -> list[str]:
     """
     notes = [_check(["bash", "-n", str(script)], f"bash -n {script}")]
     if shutil.which("shellcheck"):
-        notes.append(_check(["shellcheck", "--severity=warning", "--format=gcc", str(script)], "shellcheck"))
+        _check(["shellcheck", "--severity=error", "--format=gcc", str(script)], "shellcheck")
+        said = subprocess.run(
+            ["shellcheck", "--severity=warning", "--format=gcc", str(script)], capture_output=True, text=True
+        )
+        notes.append(f"shellcheck: {said.stdout.strip() or 'nothing to complain of'}")
     else:
         notes.append("shellcheck is not installed: left out")
     return notes

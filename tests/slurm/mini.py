@@ -65,7 +65,6 @@ class MiniSlurm:
             **os.environ,
             "PATH": _search_path(),
             "SLURM_CONF": str(root / "etc/slurm.conf"),
-            "GLOO_SOCKET_IFNAME": "eth0",
         }
 
     # Configuration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ UPDATES = 6
 def make_inputs(root: Path) -> None:
     """A model of two layers and a few sums in `root`."""
     run_python(REPOSITORY / "tools/make_tiny_model.py", root / "model", "--layers", "2", "--hidden", "32")
-    sizes = ("--train", "64", "--heldout", "8", "--demonstrations", "8")
-    run_python(REPOSITORY / "examples/arithmetic.py", "--out", root / "data", *sizes)
+    problems = [{"problem": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(8)]
+    (root / "data.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
 
 
 def write_run(root: Path, name: str, **sections: dict[str, Any]) -> Path:
@@ -27,7 +28,7 @@ def write_run(root: Path, name: str, **sections: dict[str, Any]) -> Path:
         "name": name,
         "run_dir": str(root / name),
         "model": {"path": str(root / "model")},
-        "data": {"train": str(root / "data/train.jsonl"), "max_prompt_length": 24},
+        "data": {"train": str(root / "data.jsonl"), "max_prompt_length": 24},
         "rollout": {"engine": "transformers", "precision": "float32", "group_size": 4, "max_response_length": 16},
         "rewards": {"overlong_start": 4},  # an untrained model is never right, but some of its answers are short
         "actor": {"dtype": "float32", "micro_batch_tokens": 1024, "tensor_parallel": 2},
