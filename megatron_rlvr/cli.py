@@ -55,9 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
             )
     _add_plan(commands.add_parser("plan", help="say whether a run fits on given GPUs, and how long it takes"))
     _add_convert(commands.add_parser("convert", help="Hugging Face checkpoints to Megatron's and back"))
-    plot = commands.add_parser("plot", help="draw curves and report.md from run directories")
+    plot = commands.add_parser(
+        "plot", help="draw curves and tables from run directories, seeds of one config as a band"
+    )
     plot.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
-    plot.add_argument("--output", type=Path, help="directory for the curves of several runs (default: comparison)")
+    plot.add_argument("--output", type=Path, help="directory for the page on several runs (default: comparison)")
+    plot.add_argument("--ema", type=float, default=0.1, help="weight of the newest value in averages (default: 0.1)")
     commands.add_parser("doctor", help="tell what this machine can run")
     return parser
 
@@ -208,7 +211,7 @@ def _check_devices(world_size: int) -> None:
 
 def _has_updates(directory: RunDirectory) -> bool:
     """True once an update was reported: from then on a run directory is worth keeping whatever happened."""
-    from megatron_rlvr.observability.report import read_metrics
+    from megatron_rlvr.observability.series import read_metrics
 
     return directory.files.metrics.exists() and any(row["step"] > 0 for row in read_metrics(directory.files.root))
 
@@ -232,7 +235,7 @@ def _dispatch(options: Any) -> int:
     if options.command == "plot":
         from megatron_rlvr.observability.report import plot
 
-        for path in plot(options.run_dirs, options.output):
+        for path in plot(options.run_dirs, options.output, options.ema):
             print(path)
         return 0
     if options.command == "plan":

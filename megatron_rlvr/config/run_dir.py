@@ -57,6 +57,11 @@ class RunFiles:
         return self.root / "report.md"
 
     @property
+    def page(self) -> Path:
+        """What the `plot` command writes for a browser."""
+        return self.root / "report.html"
+
+    @property
     def plots(self) -> Path:
         return self.root / "plots"
 
@@ -83,6 +88,7 @@ class RunFiles:
             self.checkpoints,
             self.model,
             self.report,
+            self.page,
             self.plots,
             self.profile,
             self.logs,

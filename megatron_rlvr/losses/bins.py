@@ -44,7 +44,8 @@ def weight_by_length_sums(weights: Tensor, lengths: Tensor) -> dict[str, Tensor]
 
 
 def finalize_bins(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Shares p, m, amplification m/p, mean length per bin of log W and over its deep tail; mean weight by length."""
+    """Shares p, m, amplification m/p, mean length per bin of log W and over its deep tail, and the responses in all of
+    them; mean weight by length."""
     found: dict[str, float] = {}
     for sign in ("positive", "negative"):
         name = f"tail/{sign}"
@@ -67,6 +68,8 @@ def _finalize_tail(
     deep = LOG_W_EDGES.index(DEEP_TAIL) + 1
     rows = [*zip(bin_labels(LOG_W_EDGES), counts, masses, lengths, strict=True)]
     rows.append(("deep", sum(counts[:deep]), sum(masses[:deep]), sum(lengths[:deep])))
+    if total:
+        found[f"{name}/n"] = total
     for label, count, mass, length in rows:
         if total:
             found[f"{name}/p/{label}"] = count / total

@@ -67,8 +67,16 @@ SCHEMA: tuple[Metric, ...] = (
     Metric("ess/kernel", "share", "the same as a share of the batch", ("share",)),
     Metric("kernel_weight", "1", "mean kernel weight by the advantage's sign", ("positive", "negative")),
     Metric("weight_by_length/", "1", "mean kernel weight per bin of response length"),
-    Metric("tail/positive/", "share, tokens, 1", "per bin of log W: p, m, amplification m/p, mean_length (A > 0)"),
-    Metric("tail/negative/", "share, tokens, 1", "per bin of log W: p, m, amplification m/p, mean_length (A < 0)"),
+    Metric(
+        "tail/positive/",
+        "share, tokens, 1",
+        "per bin of log W: p, m, amplification m/p, mean_length (A > 0); n: responses in all bins",
+    ),
+    Metric(
+        "tail/negative/",
+        "share, tokens, 1",
+        "per bin of log W: p, m, amplification m/p, mean_length (A < 0); n: responses in all bins",
+    ),
     Metric("proximal_kl/credit_abs", "1", "mean |KL credit| per token"),
     Metric("proximal_kl/credit_abs", "1", "largest |KL credit|", ("max",)),
     Metric(

@@ -13,15 +13,9 @@ import numpy as np
 import pytest
 
 from megatron_rlvr.config.tree import RunConfig
-from megatron_rlvr.observability.report import (
-    held_out,
-    moving_average,
-    phase_seconds,
-    plot,
-    points,
-    read_metrics,
-)
+from megatron_rlvr.observability.report import plot
 from megatron_rlvr.observability.reporter import Reporter
+from megatron_rlvr.observability.series import held_out, moving_average, phase_seconds, points, read_metrics
 from megatron_rlvr.types import Group, Prompt, Trajectory, UserError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -222,20 +216,6 @@ def test_a_failed_run_writes_no_report(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[0]["step"] == 1 and not (tmp_path / "report.md").exists()
 
 
-def test_several_runs_are_compared(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        _run(tmp_path / name)
-    written = plot([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
-    assert {path.name for path in written if path.parent == tmp_path / "both"} == {
-        "reward.png",
-        "loss.png",
-        "response_length.png",
-        "entropy.png",
-        "grad_norm.png",
-    }
-    assert all(path.stat().st_size > 0 for path in written)
-
-
 def test_reading_back_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
     lines = ['{"step": 1, "actor/lr": 1.0}', '{"step": 2, "actor/lr": 2.0}', '{"step": 2, "actor/lr": 3.0}', '{"step":']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
@@ -257,7 +237,7 @@ def test_series_of_the_report() -> None:
         {"step": 4, "critic/score/mean": 0.5, "timing_s/gen": 2.0, "timing_s/step": 9.0},
     ]
     assert points(rows, ["critic/rewards/mean", "critic/score/mean"]) == ([4], [0.5])
-    assert held_out(rows) == ([0], [0.25])
+    assert held_out(rows) == {"x": ([0], [0.25])}
     assert phase_seconds(rows) == {"testing": 1.5, "gen": 2.0}
     assert moving_average([1, 2, 3, 6], 2) == [1.0, 1.5, 2.5, 4.5]
 
