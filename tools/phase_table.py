@@ -34,18 +34,29 @@ class Table:
 
 
 def run_table(rows: Iterable[dict[str, Any]]) -> Table:
-    """From the rows of metrics.jsonl. Raises ValueError where no row has a time."""
+    """From the rows of metrics.jsonl. Raises ValueError where no row has a time.
+
+    A row without a step, such as an evaluation's, belongs to the wall time of the next update; behind the last update
+    it belongs to none and is left out.
+    """
     phases: dict[str, list[float]] = {}
+    waiting: list[tuple[str, float]] = []
     total = 0.0
     for row in rows:
-        total += row.get(STEP) or 0.0
-        for name, seconds in row.items():
-            if name.startswith("timing_s/") and name != STEP and seconds is not None:
-                phases.setdefault(name.removeprefix("timing_s/"), []).append(seconds)
+        waiting += [(n.removeprefix("timing_s/"), s) for n, s in row.items() if _is_phase(n) and s is not None]
+        if row.get(STEP):
+            total += row[STEP]
+            for name, seconds in waiting:
+                phases.setdefault(name, []).append(seconds)
+            waiting = []
     if not total:
         raise ValueError(f"no row has {STEP}")
     busy = sum(sum(seconds) for seconds in phases.values())
     return Table(phases, total, {"outside all phases": max(0.0, 1 - busy / total)})
+
+
+def _is_phase(name: str) -> bool:
+    return name.startswith("timing_s/") and name != STEP
 
 
 def trace_table(events: Iterable[dict[str, Any]]) -> Table:
@@ -85,6 +96,7 @@ def render(table: Table) -> str:
     for name, seconds in sorted(table.phases.items(), key=lambda item: -sum(item[1])):
         mean, middle, longest = statistics.fmean(seconds), statistics.median(seconds), max(seconds)
         share = sum(seconds) / table.total
+        name = name if len(name) <= 27 else f"{name[:26]}…"
         lines.append(f"{name:<28}{len(seconds):>6}{mean:>11.4f}{middle:>11.4f}{longest:>11.4f}{share:>8.1%}")
     lines.append(f"wall time {table.total:.2f} s")
     lines += [f"idle ({what}): {share:.1%}" for what, share in table.idle.items()]

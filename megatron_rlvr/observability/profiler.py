@@ -51,6 +51,8 @@ class Profiler:
             self._write_snapshot(f"rank{self._rank}_out_of_memory.pickle")
         elif self._open and error is None:
             self._stop()
+        elif self._trace is not None:
+            self._trace.stop()
 
     def _start(self) -> None:
         self._open = True
