@@ -61,9 +61,7 @@ def layer_activations(actor: ActorConfig, spec: ModelSpec) -> LayerActivations:
     else:
         mlp, extra = float(3 * spec.intermediate_size), 0
     saved = tokens * (size * (attention + 2 * hidden + mlp) + extra)
-    return LayerActivations(
-        tokens * size * hidden, saved, tokens * size * (mlp + 2 * hidden)
-    )
+    return LayerActivations(tokens * size * hidden, saved, tokens * size * (mlp + 2 * hidden))
 
 
 def _expert_values(actor: ActorConfig, spec: ModelSpec) -> float:
@@ -73,9 +71,7 @@ def _expert_values(actor: ActorConfig, spec: ModelSpec) -> float:
     return EXPERT_IMBALANCE * spec.num_experts_per_tok * per_choice
 
 
-def stored_layers(
-    actor: ActorConfig, num_layers: int, rank: int, micro_batches: int
-) -> float:
+def stored_layers(actor: ActorConfig, num_layers: int, rank: int, micro_batches: int) -> float:
     """Layers times micro-batches whose activations wait at once on this pipeline rank."""
     stages, chunks = actor.pipeline_parallel, actor.virtual_pipeline
     if chunks == 1:
@@ -96,8 +92,5 @@ def head_bytes(actor: ActorConfig, spec: ModelSpec) -> int:
     )
     rows = -(-spec.vocab_size // actor.tensor_parallel)
     hidden = tokens * spec.hidden_size * (3 * size + 4)
-    tiles = 4 * (
-        2 * min(CHUNK_TOKENS, tokens) * min(CHUNK_VOCAB, rows)
-        + min(CHUNK_VOCAB, rows) * spec.hidden_size
-    )
+    tiles = 4 * (2 * min(CHUNK_TOKENS, tokens) * min(CHUNK_VOCAB, rows) + min(CHUNK_VOCAB, rows) * spec.hidden_size)
     return hidden + rows * spec.hidden_size * size + tiles

@@ -40,16 +40,12 @@ class Counts:
     def stage(self, actor: ActorConfig, pipeline_rank: int) -> Count:
         """What each rank of this pipeline stage holds (all its model chunks, a tied head's copy included)."""
         place = _place(actor)
-        chunks = pipeline_stages(
-            self.spec.num_layers, actor.pipeline_parallel, actor.virtual_pipeline
-        )[pipeline_rank]
+        chunks = pipeline_stages(self.spec.num_layers, actor.pipeline_parallel, actor.virtual_pipeline)[pipeline_rank]
         total = Count()
         for chunk in chunks:
             total += self._ends(place, chunk.first, chunk.last)
             routed = sum(self._routed(layer) for layer in chunk.layers)
-            total += self._layer(place, True) * routed + self._layer(place, False) * (
-                len(chunk.layers) - routed
-            )
+            total += self._layer(place, True) * routed + self._layer(place, False) * (len(chunk.layers) - routed)
         return total
 
     def whole(self) -> Count:
@@ -58,11 +54,7 @@ class Counts:
 
     def active(self) -> int:
         """Parameters that one token is multiplied with in the layers: of the experts only those of its top k."""
-        share = (
-            self.spec.num_experts_per_tok / self.spec.num_experts
-            if self.spec.num_experts
-            else 0
-        )
+        share = self.spec.num_experts_per_tok / self.spec.num_experts if self.spec.num_experts else 0
         return round(self.active_dense() + self.whole().expert * share)
 
     def active_dense(self) -> int:
@@ -97,19 +89,13 @@ class Counts:
         dense = expert = 0
         for name in weights.stage_names(place, stage):
             size = prod(weights.shard_shape(name, place))
-            dense, expert = (
-                (dense, expert + size)
-                if weights.is_expert(name)
-                else (dense + size, expert)
-            )
+            dense, expert = (dense, expert + size) if weights.is_expert(name) else (dense + size, expert)
         return Count(dense, expert)
 
 
 def largest_tensor(spec: ModelSpec) -> int:
     """Elements of the largest tensor that a refresh moves: the embedding, or the widest layer."""
-    layers = {routed: layer for layer, routed in enumerate(spec.moe_layers)} or {
-        False: 0
-    }
+    layers = {routed: layer for layer, routed in enumerate(spec.moe_layers)} or {False: 0}
     one_of_each = dataclasses.replace(
         spec,
         num_layers=len(layers),

@@ -18,7 +18,7 @@ class Gpu:
     bf16, fp8         dense TFLOP/s (without sparsity)
     hbm               memory bandwidth, TB/s
     nvlink, network   GB/s per GPU in one direction: inside the node, and between nodes with one NIC per GPU
-    mfu_dense, mfu_moe  share of the bf16 peak that forward and backward reach (`sources` of docs/plan.md): small
+    mfu_dense, mfu_moe  share of the bf16 peak that forward and backward reach (docs/plan.md): small
                       experts keep a GPU's matrix units waiting, the faster the GPU the more
     """
 
@@ -47,7 +47,5 @@ GPUS = {
 def find_gpu(name: str) -> Gpu:
     """The row of the table. Raises UserError for a name that is not in it."""
     if name not in GPUS:
-        raise UserError(
-            f"--gpu is {name}, which is not in the table of GPUs; use one of {', '.join(GPUS)}"
-        )
+        raise UserError(f"--gpu is {name}, which is not in the table of GPUs; use one of {', '.join(GPUS)}")
     return GPUS[name]

@@ -64,12 +64,7 @@ class Terms:
     def total(self) -> int:
         """The peak: either an update is computed or a refresh runs."""
         computing = self.activations + self.head + self.routes
-        return (
-            self.training_state
-            + self.engine
-            + self.overhead
-            + max(computing, self.refresh)
-        )
+        return self.training_state + self.engine + self.overhead + max(computing, self.refresh)
 
     def named(self) -> dict[str, int]:
         """The terms that count for `total`, by name, in the report's order."""
@@ -111,30 +106,19 @@ def training_state(count: Count, actor: ActorConfig) -> State:
     if actor.distributed_optimizer:
         dense //= actor.data_parallel * actor.context_parallel
         expert //= expert_data_parallel(actor)
-    return State(
-        count.total * BYTES[actor.dtype], count.total * GRADIENT_BYTES, dense + expert
-    )
+    return State(count.total * BYTES[actor.dtype], count.total * GRADIENT_BYTES, dense + expert)
 
 
 def expert_data_parallel(actor: ActorConfig) -> int:
     """Ranks that hold the same experts."""
-    return actor.world_size // (
-        actor.expert_tensor * actor.expert_parallel * actor.pipeline_parallel
-    )
+    return actor.world_size // (actor.expert_tensor * actor.expert_parallel * actor.pipeline_parallel)
 
 
-def memory_terms(
-    config: RunConfig, counts: Counts, gpu: Gpu, rollout_tensor_parallel: int = 1
-) -> Terms:
+def memory_terms(config: RunConfig, counts: Counts, gpu: Gpu, rollout_tensor_parallel: int = 1) -> Terms:
     """The terms of the pipeline stage with the highest peak."""
     engine = _engine(config, counts, gpu, rollout_tensor_parallel)
-    refresh = (
-        2 * largest_tensor(counts.spec) * BYTES[config.actor.dtype]
-    )  # its shards, and the whole made of them
-    stages = [
-        _stage_terms(config, counts, rank, engine, refresh)
-        for rank in range(config.actor.pipeline_parallel)
-    ]
+    refresh = 2 * largest_tensor(counts.spec) * BYTES[config.actor.dtype]  # its shards, and the whole made of them
+    stages = [_stage_terms(config, counts, rank, engine, refresh) for rank in range(config.actor.pipeline_parallel)]
     return max(stages, key=lambda terms: terms.total)
 
 
@@ -162,9 +146,7 @@ def _stage_terms(
         engine_working=engine_working,
         refresh=refresh,
         overhead=round(OVERHEAD_GIB * GIB),
-        host_reference=2 * state.weights
-        if keeps_reference
-        else 0,  # the reference, and a place for the learner
+        host_reference=2 * state.weights if keeps_reference else 0,  # the reference, and a place for the learner
         stage=rank,
         kv_tokens=kv_tokens,
     )
@@ -183,11 +165,7 @@ def micro_batches(config: RunConfig) -> int:
     """Micro-batches of an update on one data-parallel rank when all responses run to the cap."""
     actor = config.actor
     longest = config.data.max_prompt_length + config.rollout.max_response_length
-    sequences = -(
-        -config.trainer.mini_batch_size
-        * config.rollout.group_size
-        // actor.data_parallel
-    )
+    sequences = -(-config.trainer.mini_batch_size * config.rollout.group_size // actor.data_parallel)
     count = -(-sequences // max(1, actor.micro_batch_tokens // longest))
     if actor.virtual_pipeline > 1:
         count = -(-count // actor.pipeline_parallel) * actor.pipeline_parallel
@@ -199,34 +177,19 @@ def _routes(actor: ActorConfig, spec: ModelSpec) -> int:
     if actor.routing_replay == "off":
         return 0
     width = 1 if spec.num_experts <= 256 else 2
-    return (
-        actor.micro_batch_tokens
-        * sum(spec.moe_layers)
-        * spec.num_experts_per_tok
-        * width
-    )
+    return actor.micro_batch_tokens * sum(spec.moe_layers) * spec.num_experts_per_tok * width
 
 
 def kv_bytes_per_token(spec: ModelSpec, precision: str) -> int:
     """Keys and values of one token in all layers, over all GPUs of an engine; the cache is bf16 under FP8 weights."""
-    return (
-        2
-        * spec.num_layers
-        * spec.num_key_value_heads
-        * spec.head_dim
-        * max(2, BYTES[precision])
-    )
+    return 2 * spec.num_layers * spec.num_key_value_heads * spec.head_dim * max(2, BYTES[precision])
 
 
-def _engine(
-    config: RunConfig, counts: Counts, gpu: Gpu, ranks: int
-) -> tuple[int, int, int, int]:
+def _engine(config: RunConfig, counts: Counts, gpu: Gpu, ranks: int) -> tuple[int, int, int, int]:
     """(weights, KV cache, working memory) of one GPU, and the tokens that the engine's cache holds."""
     rollout, spec = config.rollout, counts.spec
     weights = counts.whole().total * BYTES[rollout.precision] // ranks
-    shared = min(
-        ranks, spec.num_key_value_heads
-    )  # more ranks than key-value heads hold copies of them
+    shared = min(ranks, spec.num_key_value_heads)  # more ranks than key-value heads hold copies of them
     per_token = kv_bytes_per_token(spec, rollout.precision) // shared
     working = round(ENGINE_WORKING_GIB * GIB)
     if rollout.engine == "transformers":
@@ -237,9 +200,7 @@ def _engine(
     else:
         cache = max(
             0,
-            round(rollout.memory_utilization * gpu.memory_gib * GIB)
-            - weights
-            - working,
+            round(rollout.memory_utilization * gpu.memory_gib * GIB) - weights - working,
         )
     return weights, cache, working, cache // per_token
 

@@ -14,9 +14,7 @@ from megatron_rlvr.config.tree import ActorConfig, RunConfig
 from megatron_rlvr.types import ModelSpec, UserError
 
 
-def check_placement(
-    config: RunConfig, spec: ModelSpec, nodes: int, rollout_tensor_parallel: int = 1
-) -> None:
+def check_placement(config: RunConfig, spec: ModelSpec, nodes: int, rollout_tensor_parallel: int = 1) -> None:
     """Refuse what Megatron, vLLM or the nodes cannot run. Raises UserError with the key, its value and the remedy."""
     check_layout(config.actor)
     check_model(config, spec)
@@ -71,12 +69,8 @@ def placement_warnings(config: RunConfig, nodes: int) -> list[str]:
     actor, found = config.actor, []
     inner = actor.tensor_parallel * actor.context_parallel
     if inner > GPUS_PER_NODE:
-        found.append(
-            f"tensor x context parallel is {inner}: keys and values travel between nodes in every layer"
-        )
+        found.append(f"tensor x context parallel is {inner}: keys and values travel between nodes in every layer")
     experts = actor.expert_parallel * actor.expert_tensor
     if experts > GPUS_PER_NODE:
-        found.append(
-            f"expert x expert tensor parallel is {experts}: tokens travel between nodes in every routed layer"
-        )
+        found.append(f"expert x expert tensor parallel is {experts}: tokens travel between nodes in every routed layer")
     return found

@@ -42,10 +42,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the peak stays below the memory of the GPU, and the engine has room for one full sequence."""
-        return (
-            self.terms.total <= self.gpu.memory_gib * GIB
-            and self.terms.kv_tokens >= longest_sequence(self.config)
-        )
+        return self.terms.total <= self.gpu.memory_gib * GIB and self.terms.kv_tokens >= longest_sequence(self.config)
 
 
 def make_plan(
@@ -96,11 +93,7 @@ def _with_remedy(plan: Plan, counts: Counts) -> Plan:
     where = (plan.config, counts, plan.gpu, plan.nodes, plan.rollout_tensor_parallel)
     nearest = nearest_layout(*where)
     more = fewest_nodes(*where) if nearest is None else None
-    named = {
-        name: value
-        for name, value in vars(plan).items()
-        if name not in ("nearest", "more_nodes")
-    }
+    named = {name: value for name, value in vars(plan).items() if name not in ("nearest", "more_nodes")}
     return Plan(**named, nearest=nearest, more_nodes=more)
 
 
@@ -109,21 +102,11 @@ def longest_sequence(config: RunConfig) -> int:
     return config.data.max_prompt_length + config.rollout.max_response_length
 
 
-def run_work(
-    config: RunConfig, response_length: float | None, prompt_length: float | None
-) -> Work:
+def run_work(config: RunConfig, response_length: float | None, prompt_length: float | None) -> Work:
     """The run's rollout batch in the mean. Raises UserError for a mean that is not positive or above the cap."""
     rollout, trainer = config.rollout, config.trainer
-    response = (
-        RESPONSE_SHARE * rollout.max_response_length
-        if response_length is None
-        else response_length
-    )
-    prompt = (
-        PROMPT_SHARE * config.data.max_prompt_length
-        if prompt_length is None
-        else prompt_length
-    )
+    response = RESPONSE_SHARE * rollout.max_response_length if response_length is None else response_length
+    prompt = PROMPT_SHARE * config.data.max_prompt_length if prompt_length is None else prompt_length
     if not 0 < response <= rollout.max_response_length:
         raise UserError(
             f"--response-length is {response:g}, outside 1 to rollout.max_response_length "

@@ -67,9 +67,7 @@ def verdict(plan: Plan) -> str:
 
 def _remedy(plan: Plan) -> str:
     if plan.nearest is not None:
-        changes = " ".join(
-            f"actor.{name}={_value(value)}" for name, value in plan.nearest.items()
-        )
+        changes = " ".join(f"actor.{name}={_value(value)}" for name, value in plan.nearest.items())
         return f"the nearest layout that fits on these GPUs: {changes}"
     if plan.more_nodes is not None:
         return f"no layout fits on {plan.nodes * GPUS_PER_NODE} GPUs, one does with --nodes {plan.more_nodes}"
@@ -79,13 +77,7 @@ def _remedy(plan: Plan) -> str:
 
 
 def _value(value: int | bool | str | None) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else "null"
-        if value is None
-        else str(value)
-    )
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -114,11 +106,7 @@ def _engines(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     stages = plan.config.actor.pipeline_parallel
-    where = (
-        f", pipeline stage {plan.terms.stage} of {stages}, the fullest"
-        if stages > 1
-        else ""
-    )
+    where = f", pipeline stage {plan.terms.stage} of {stages}, the fullest" if stages > 1 else ""
     yield f"memory of a GPU in GiB{where}"
     for name, size in plan.terms.named().items():
         yield f"  {name:<15}{size / GIB:8.2f}   {_MEANING[name]}"
@@ -154,8 +142,7 @@ def _published(plan: Plan) -> Iterator[str]:
     for row in PUBLISHED:
         estimated = comparable(same_setting(row, counts), row.work)
         figures = ", ".join(
-            f"{name} {seconds:g} (roofline {estimated[name]:.1f})"
-            for name, seconds in row.seconds.items()
+            f"{name} {seconds:g} (roofline {estimated[name]:.1f})" for name, seconds in row.seconds.items()
         )
         yield f"  {row.source}: {figures}"
         yield f"    {row.setting}"

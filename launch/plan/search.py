@@ -41,9 +41,7 @@ def nearest_layout(
     room = gpu.memory_gib * GIB - _fixed(config, counts, gpu, rollout_tensor_parallel)
     if room <= 0:  # no layout of the learner changes what the engine takes
         return None
-    for changes in sorted(
-        _candidates(config.actor, counts), key=lambda c: _distance(config.actor, c)
-    ):
+    for changes in sorted(_candidates(config.actor, counts), key=lambda c: _distance(config.actor, c)):
         moved = apply(config, changes, nodes)
         if moved is None or smallest_state(counts, moved.actor) > room:
             continue
@@ -52,9 +50,7 @@ def nearest_layout(
     return None
 
 
-def _fixed(
-    config: RunConfig, counts: Counts, gpu: Gpu, rollout_tensor_parallel: int
-) -> int:
+def _fixed(config: RunConfig, counts: Counts, gpu: Gpu, rollout_tensor_parallel: int) -> int:
     """Bytes of a GPU that no layout of the learner changes: the engine and the overhead."""
     terms = memory_terms(
         config.model_copy(update={"actor": ActorConfig()}),
@@ -69,9 +65,7 @@ def smallest_state(counts: Counts, actor: ActorConfig) -> float:
     """A lower bound of the training state of any stage, from the whole model's counts: it costs no shapes."""
     whole, per_rank = counts.whole(), actor.tensor_parallel * actor.pipeline_parallel
     experts = actor.expert_parallel * actor.expert_tensor * actor.pipeline_parallel
-    state = training_state(
-        Count(whole.dense // per_rank, whole.expert // experts), actor
-    )
+    state = training_state(Count(whole.dense // per_rank, whole.expert // experts), actor)
     return state.weights + state.gradients + state.optimizer
 
 
@@ -84,10 +78,7 @@ def fewest_nodes(
 ) -> int | None:
     """The smallest doubling of `nodes` on which some layout fits; None up to 16 nodes."""
     while (nodes := 2 * nodes) <= MOST_NODES:
-        if (
-            nearest_layout(config, counts, gpu, nodes, rollout_tensor_parallel)
-            is not None
-        ):
+        if nearest_layout(config, counts, gpu, nodes, rollout_tensor_parallel) is not None:
             return nodes
     return None
 
@@ -95,31 +86,24 @@ def fewest_nodes(
 def _candidates(actor: ActorConfig, counts: Counts) -> Iterator[Settings]:
     """Every combination of the searched settings, as changes to `actor`."""
     experts = counts.spec.num_experts
-    expert_sizes = (
-        [size for size in (*POWERS, 16, 32, 64, 128) if experts % size == 0]
-        if experts
-        else [1]
+    expert_sizes = [size for size in (*POWERS, 16, 32, 64, 128) if experts % size == 0] if experts else [1]
+    stages = [size for size in (*POWERS, 3, 6, 12, 16) if counts.spec.num_layers % size == 0]
+    choices: tuple[tuple[int | bool | str, ...] | list[int], ...] = (
+        POWERS,
+        stages,
+        POWERS,
+        expert_sizes,
+        (False, True),
+        ("none", "full"),
     )
-    stages = [
-        size for size in (*POWERS, 3, 6, 12, 16) if counts.spec.num_layers % size == 0
-    ]
-    choices = (POWERS, stages, POWERS, expert_sizes, (False, True), ("none", "full"))
     for values in product(*choices):
         named = dict(zip(SEARCHED, values, strict=True))
-        yield {
-            name: value
-            for name, value in named.items()
-            if getattr(actor, name) != value
-        }
+        yield {name: value for name, value in named.items() if getattr(actor, name) != value}
 
 
 def _distance(actor: ActorConfig, changes: Settings) -> tuple[int, float]:
     """(settings that change, doublings and halvings of sizes in all)."""
-    sizes = [
-        (getattr(actor, name), value)
-        for name, value in changes.items()
-        if type(value) is int
-    ]
+    sizes = [(getattr(actor, name), value) for name, value in changes.items() if type(value) is int]
     return len(changes), sum(abs(log2(new / old)) for old, new in sizes)
 
 
@@ -132,13 +116,9 @@ def apply(config: RunConfig, changes: Settings, nodes: int) -> RunConfig | None:
         actor = actor.model_copy(update={"expert_tensor_parallel": None})
     replica = actor.tensor_parallel * actor.pipeline_parallel * actor.context_parallel
     gpus = nodes * GPUS_PER_NODE
-    if gpus % replica or (gpus // actor.pipeline_parallel) % (
-        actor.expert_parallel * actor.expert_tensor
-    ):
+    if gpus % replica or (gpus // actor.pipeline_parallel) % (actor.expert_parallel * actor.expert_tensor):
         return None
-    return config.model_copy(
-        update={"actor": actor.model_copy(update={"data_parallel": gpus // replica})}
-    )
+    return config.model_copy(update={"actor": actor.model_copy(update={"data_parallel": gpus // replica})})
 
 
 def _fits(
@@ -149,10 +129,7 @@ def _fits(
     rollout_tensor_parallel: int,
 ) -> bool:
     try:
-        if (
-            memory_terms(config, counts, gpu, rollout_tensor_parallel).total
-            > gpu.memory_gib * GIB
-        ):
+        if memory_terms(config, counts, gpu, rollout_tensor_parallel).total > gpu.memory_gib * GIB:
             return False
         check_placement(config, counts.spec, nodes, rollout_tensor_parallel)
     except UserError:  # sizes that do not divide
@@ -160,12 +137,6 @@ def _fits(
     return True
 
 
-def _with_data_parallel(
-    changes: Settings, before: ActorConfig, after: ActorConfig
-) -> Settings:
+def _with_data_parallel(changes: Settings, before: ActorConfig, after: ActorConfig) -> Settings:
     followers = ("data_parallel", "virtual_pipeline", "expert_tensor_parallel")
-    return changes | {
-        name: getattr(after, name)
-        for name in followers
-        if getattr(after, name) != getattr(before, name)
-    }
+    return changes | {name: getattr(after, name) for name in followers if getattr(after, name) != getattr(before, name)}

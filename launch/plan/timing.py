@@ -81,18 +81,14 @@ def training_flops(counts: Counts, work: Work, recompute: bool) -> tuple[float, 
     return (4 if recompute else 3) * body + 4 * head, body + head
 
 
-def update_seconds(
-    counts: Counts, work: Work, actor: ActorConfig, gpu: Gpu
-) -> tuple[float, float, float]:
+def update_seconds(counts: Counts, work: Work, actor: ActorConfig, gpu: Gpu) -> tuple[float, float, float]:
     """(one update, one forward pass over it, the bubble's share of the update)."""
     mfu = gpu.mfu_moe if counts.spec.num_experts else gpu.mfu_dense
     speed = actor.world_size * gpu.bf16 * 1e12 * mfu
     both, forward = training_flops(counts, work, actor.recompute == "full")
     tokens = work.sequences * (work.prompt + work.response) / actor.data_parallel
     micro_batches = max(1.0, tokens / actor.micro_batch_tokens)
-    stretch = 1 + (actor.pipeline_parallel - 1) / (
-        micro_batches * actor.virtual_pipeline
-    )
+    stretch = 1 + (actor.pipeline_parallel - 1) / (micro_batches * actor.virtual_pipeline)
     update = both / speed * stretch + _step_seconds(counts, actor, gpu)
     return update, forward / speed * stretch, 1 - 1 / stretch
 
@@ -111,9 +107,7 @@ def _link(ranks: int, gpu: Gpu) -> float:
     return 1e9 * (gpu.nvlink if ranks <= GPUS_PER_NODE else gpu.network)
 
 
-def rollout_seconds(
-    counts: Counts, work: Work, engine: EngineSize, gpus: int, gpu: Gpu
-) -> float:
+def rollout_seconds(counts: Counts, work: Work, engine: EngineSize, gpus: int, gpu: Gpu) -> float:
     """One rollout batch: decode steps until the last response ends, and the prompts' prefill.
 
     A step over c sequences reads the weights it needs (of E experts, those that c times k draws hit) and c caches, or
@@ -125,45 +119,24 @@ def rollout_seconds(
     sequences = prompts * work.group_size
     length = work.prompt + work.response
     at_once = max(1.0, min(sequences, engine.max_num_seqs, engine.kv_tokens / length))
-    full = decode_step_seconds(
-        counts, engine, gpu, at_once, work.prompt + work.response / 2
-    )
-    tail = decode_step_seconds(
-        counts, engine, gpu, max(1.0, at_once / 8), work.prompt + work.longest * 0.75
-    )
+    full = decode_step_seconds(counts, engine, gpu, at_once, work.prompt + work.response / 2)
+    tail = decode_step_seconds(counts, engine, gpu, max(1.0, at_once / 8), work.prompt + work.longest * 0.75)
     steps = sequences * work.response / at_once
-    prefill = (
-        2
-        * counts.active()
-        * prompts
-        * work.prompt
-        / (engine.gpus * gpu.bf16 * 1e12 * PREFILL_MFU)
-    )
+    prefill = 2 * counts.active() * prompts * work.prompt / (engine.gpus * gpu.bf16 * 1e12 * PREFILL_MFU)
     return steps * full + max(0.0, work.longest - work.response) * tail + prefill
 
 
-def decode_step_seconds(
-    counts: Counts, engine: EngineSize, gpu: Gpu, at_once: float, context: float
-) -> float:
+def decode_step_seconds(counts: Counts, engine: EngineSize, gpu: Gpu, at_once: float, context: float) -> float:
     """One token for each of `at_once` sequences with `context` tokens behind them."""
     spec, size = counts.spec, BYTES[engine.precision]
     whole = counts.whole()
-    hit = (
-        1 - (1 - spec.num_experts_per_tok / spec.num_experts) ** at_once
-        if spec.num_experts
-        else 0
-    )
+    hit = 1 - (1 - spec.num_experts_per_tok / spec.num_experts) ** at_once if spec.num_experts else 0
     head = spec.vocab_size * spec.hidden_size
-    read = size * (counts.active_dense() + head + whole.expert * hit)
+    read: float = size * (counts.active_dense() + head + whole.expert * hit)
     read += at_once * context * kv_bytes_per_token(spec, engine.precision)
     memory = read / engine.gpus / (gpu.hbm * 1e12 * HBM_SHARE)
     peak = gpu.fp8 if engine.precision == "fp8" else gpu.bf16
-    compute = (
-        2
-        * at_once
-        * (counts.active() + head)
-        / (engine.gpus * peak * 1e12 * DECODE_MFU)
-    )
+    compute = 2 * at_once * (counts.active() + head) / (engine.gpus * peak * 1e12 * DECODE_MFU)
     return max(memory, compute) + STEP_SECONDS
 
 
@@ -172,16 +145,10 @@ def refresh_seconds(counts: Counts, actor: ActorConfig, gpu: Gpu, gpus: int) -> 
     whole = counts.whole().total * BYTES[actor.dtype]
     spec = counts.spec
     tensors = spec.num_layers * 9 + 3 * spec.num_experts * sum(spec.moe_layers)
-    return (
-        whole / (_link(gpus, gpu) * LINK_SHARE)
-        + 2 * whole / (gpu.hbm * 1e12 * HBM_SHARE)
-        + tensors * TENSOR_SECONDS
-    )
+    return whole / (_link(gpus, gpu) * LINK_SHARE) + 2 * whole / (gpu.hbm * 1e12 * HBM_SHARE) + tensors * TENSOR_SECONDS
 
 
-def estimate(
-    counts: Counts, work: Work, actor: ActorConfig, engine: EngineSize, gpu: Gpu
-) -> Times:
+def estimate(counts: Counts, work: Work, actor: ActorConfig, engine: EngineSize, gpu: Gpu) -> Times:
     """All of it for a run whose GPUs train and roll out in turns."""
     gpus = actor.world_size
     update, forward, bubble = update_seconds(counts, work, actor, gpu)
