@@ -14,7 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 from megatron_rlvr.cli import main
-from megatron_rlvr.observability.report import read_metrics
+from megatron_rlvr.observability.series import read_metrics
+from tools.phase_table import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
@@ -164,7 +165,7 @@ def test_a_crash_keeps_its_traceback_and_its_run_directory(place: Path) -> None:
 def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     for command in (
         ["sft", "run.yaml", "actor.dtype=bf16"],
-        ["train", "run.yaml", "model.path=warm"],
+        ["train", "run.yaml", "model.path=warm", "profile.tool=torch", "profile.steps=[1,1]"],
         ["eval", "run.yaml", "model.path=warm", "data.train=null"],
     ):
         done = _cli(place, *command)
@@ -180,8 +181,20 @@ def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     assert {"config.yaml", "metrics.jsonl", "tensorboard", "rollouts", "report.md", "plots", "model"} <= {
         path.name for path in run_dir.iterdir()
     }
+    _assert_a_trace_of_all_phases(run_dir / "profile" / "rank0_steps1-1.json")
     plotted = _cli(place, "plot", "runs/a", "runs/a/sft", "--output", "both")
     assert plotted.returncode == 0 and (place / "both" / "grad_norm.png").exists(), plotted.stderr
+
+
+def _assert_a_trace_of_all_phases(trace: Path) -> None:
+    """Phases of the loop and, inside the update, of Megatron: one forward and one backward for each micro-batch."""
+    table = read_table(trace)
+    phases = table.phases
+    assert {"propose", "gen", "reward", "adv", "pack", "update_actor", "optimizer", "refresh"} <= set(phases)
+    forward, backward = phases["forward-compute"], phases["backward-compute"]
+    assert len(forward) == len(backward) >= 1
+    assert 0 < sum(forward + backward + phases["optimizer"]) <= sum(phases["update_actor"])
+    assert 0 <= table.idle["outside all ranges"] < 1
 
 
 def test_the_doctor_reports_and_survives_a_broken_package(tmp_path: Path) -> None:
