@@ -8,6 +8,7 @@ SMALL_ESS_SHARE = 0.1
 SMALL_KERNEL_WEIGHT = 0.1
 CLIPPED_SHARE = 0.95
 SHARE_OF_TIES = 0.01
+SAME_POLICY_K3 = 1e-6  # nats per token; a clip of .2 that cuts one token in a hundred means at least 1e-4
 LARGE_REFRESH_GAP = 0.1  # nats per token; bf16 makes 0.004, FP8 weights 0.03
 
 
@@ -22,7 +23,8 @@ def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str
 
     The mean, not the largest: where two experts tie to the last bit, trainer and sampler may route a token differently,
     and that one token's log-prob moves by any amount in two sound implementations. For the same reason a clipped share
-    of up to SHARE_OF_TIES is let pass.
+    of up to SHARE_OF_TIES is let pass. Where a reference policy of other weights exists, a loss may clip around that
+    (decoupled GRPO), and its share of clipped tokens says nothing about the sampler.
     """
     found = []
     gap = metrics.get("refresh/logprob_gap/mean", metrics.get("actor/log_ratio_abs/mean", 0.0))
@@ -32,7 +34,8 @@ def step_zero_alarms(metrics: Mapping[str, float], tolerance: float) -> list[str
             f"{tolerance:g}): compare their weights, temperature, packing and precision before training on."
         )
     clipped = metrics.get("actor/pg_clipfrac", 0.0)
-    if clipped > SHARE_OF_TIES:
+    other_reference = metrics.get("kl/reference/k3", 0.0) > SAME_POLICY_K3
+    if clipped > SHARE_OF_TIES and not other_reference:
         found.append(
             f"Right after a refresh {clipped:.1%} of the tokens are clipped, where none can be: log-probs disagree."
         )

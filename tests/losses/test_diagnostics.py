@@ -213,10 +213,21 @@ def test_alarms_speak_up():
     masked.behavior_logprobs[3] = -math.inf
     assert "have log-probability -inf" in one(alarms(metrics_of("respo", masked)))
     off = random_batch(8, [20] * 8, drift=0.5)
+    off.reference_logprobs = None
     assert len(step_zero_alarms(metrics_of("grpo", off), tolerance=1e-3)) == 2
     recomputed = metrics_of("grpo", random_batch(9, [20] * 8, drift=0.0)) | {"refresh/logprob_gap/mean": 0.2}
     assert "differ by 0.2 nats" in one(step_zero_alarms(recomputed, tolerance=1e-3))
     assert "more than rounding makes" in one(alarms(recomputed))
+
+
+def test_clips_around_an_older_reference_are_no_broken_law():
+    fresh = random_batch(10, [20] * 8, drift=0.0)
+    older = Batch(**vars(fresh) | {"reference_logprobs": fresh.logprobs.detach() - 0.4})
+    clipped = metrics_of("grpo", older)
+    assert clipped["actor/pg_clipfrac"] > 0.1 and step_zero_alarms(clipped, tolerance=1e-3) == []
+    same = Batch(**vars(fresh) | {"reference_logprobs": fresh.logprobs.detach().clone()})
+    off = metrics_of("grpo", Batch(**vars(same) | {"behavior_logprobs": fresh.logprobs.detach() - 0.4}))
+    assert "differ by 0.4 nats" in one(step_zero_alarms(off, tolerance=1e-3))
 
 
 @pytest.mark.parametrize("name", ["respo", "vespo", "grpo", "gspo", "pg", "cispo", "proximal_kl"])
