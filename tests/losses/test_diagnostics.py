@@ -213,8 +213,8 @@ def test_alarms_speak_up():
     masked.behavior_logprobs[3] = -math.inf
     assert "have log-probability -inf" in one(alarms(metrics_of("respo", masked)))
     off = random_batch(8, [20] * 8, drift=0.5)
-    off.reference_logprobs = None
-    assert len(step_zero_alarms(metrics_of("grpo", off), tolerance=1e-3)) == 2
+    alone = finalize_metrics(policy_loss("grpo", **off.keywords() | {"reference_logprobs": None})[2])
+    assert len(step_zero_alarms(alone, tolerance=1e-3)) == 2
     recomputed = metrics_of("grpo", random_batch(9, [20] * 8, drift=0.0)) | {"refresh/logprob_gap/mean": 0.2}
     assert "differ by 0.2 nats" in one(step_zero_alarms(recomputed, tolerance=1e-3))
     assert "more than rounding makes" in one(alarms(recomputed))
