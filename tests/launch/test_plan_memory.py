@@ -21,10 +21,10 @@ PATH = FOLDER / "Qwen3-30B-A3B"
 SHARDED = {"distributed_optimizer": True}
 LAYOUTS = [  # (actor, rank whose bytes are counted)
     ({"tensor_parallel": 2, "expert_parallel": 8, "data_parallel": 4} | SHARDED, 0),  # the published recipe
-    ({"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 8, "data_parallel": 16} | SHARDED, 63),
-    ({"pipeline_parallel": 2, "expert_parallel": 16, "data_parallel": 16, "dtype": "float32"} | SHARDED, 3),
+    ({"tensor_parallel": 2, "pipeline_parallel": 6, "expert_parallel": 8, "data_parallel": 16} | SHARDED, 191),
+    ({"pipeline_parallel": 6, "expert_parallel": 16, "data_parallel": 16, "dtype": "float32"} | SHARDED, 3),
     ({"tensor_parallel": 4, "pipeline_parallel": 3, "expert_parallel": 32, "data_parallel": 16} | SHARDED, 100),
-    ({"tensor_parallel": 4, "pipeline_parallel": 2, "expert_parallel": 16, "data_parallel": 4}, 15),
+    ({"tensor_parallel": 4, "pipeline_parallel": 6, "expert_parallel": 16, "data_parallel": 4}, 15),
     ({"tensor_parallel": 2, "pipeline_parallel": 3, "expert_parallel": 16, "data_parallel": 8, "dtype": "float32"}, 47),
     (
         {
@@ -38,7 +38,7 @@ LAYOUTS = [  # (actor, rank whose bytes are counted)
         9,
     ),
     ({"tensor_parallel": 2, "pipeline_parallel": 4, "expert_parallel": 8, "data_parallel": 8} | SHARDED, 0),
-    ({"pipeline_parallel": 4, "expert_parallel": 8, "data_parallel": 8, "dtype": "float32"}, 31),
+    ({"pipeline_parallel": 12, "expert_parallel": 8, "data_parallel": 8, "dtype": "float32"}, 95),
     (
         {"tensor_parallel": 2, "pipeline_parallel": 4, "virtual_pipeline": 3, "expert_parallel": 8, "data_parallel": 4},
         31,
