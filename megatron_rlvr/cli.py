@@ -182,7 +182,8 @@ def _data_warnings(config: RunConfig) -> list[str]:
     from megatron_rlvr.data import data_warnings, load_problems
 
     data = config.data
-    sources = [source for source in (data.train, data.validation) if source is not None]
+    held_out = [source.path for source in config.held_out_sets.values()]
+    sources = [source for source in (data.train, *held_out) if source is not None]
     return data_warnings([(str(source), load_problems(source, data.prompt_key, data.answer_key)) for source in sources])
 
 

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-from megatron_rlvr.actor import parallel, platform
 from megatron_rlvr.config.run_dir import RunFiles
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.controller import Controller
 from megatron_rlvr.controller.statistics import batch_metrics
-from megatron_rlvr.data import load_demonstrations, load_problems, load_tokenizer, tokenize_problems
-from megatron_rlvr.evaluation import HeldOutResult, evaluate_held_out
-from megatron_rlvr.hf import read_model_spec
+from megatron_rlvr.held_out import Evaluations, ProblemSets
 from megatron_rlvr.learner import Learner
 from megatron_rlvr.losses import alarms, step_zero_alarms, uses_reference
-from megatron_rlvr.observability.metrics import validation_key
 from megatron_rlvr.observability.profiler import Profiler
 from megatron_rlvr.observability.reporter import Reporter
 from megatron_rlvr.observability.resources import memory_metrics
 from megatron_rlvr.refresh import Refresher
-from megatron_rlvr.rewards import Scorer
-from megatron_rlvr.rollout.engine import Engine
-from megatron_rlvr.rollout.factory import build_engine, sampling_settings
+from megatron_rlvr.rollout.factory import build_engine
 from megatron_rlvr.run_checkpoints import RunCheckpoints, find_start
-from megatron_rlvr.types import Group, MiniBatch, Prompt, Trajectory
-
-Decode = Callable[[list[int]], str]
+from megatron_rlvr.types import Group, MiniBatch
 
 
 class Run:
@@ -45,7 +34,7 @@ class Run:
         self.config, self.files = config, RunFiles(config.run_dir)
         data = ProblemSets(config)
         # before anything heavy: a bad line must not cost a start-up
-        prompts, experts, self.held_out = data.train, data.experts, data.validation
+        prompts, experts, held_out = data.train, data.experts, data.held_out
         self.learner = Learner(config, updates=config.trainer.updates)
         self.actor = self.learner.actor
         start = find_start(config)
@@ -67,7 +56,7 @@ class Run:
         self._alarmed: set[str] = set()
         self._gaps: list[dict[str, float]] = []  # of the mini-batches that are still to come
         self.uses_reference = uses_reference(config.loss.name, config.reference.enabled)
-        self._evaluated: tuple[int, HeldOutResult] | None = None
+        self.evaluations = Evaluations(config, held_out, data.decode)
         self.checkpoints = RunCheckpoints(config, self.actor, self.controller, self.refresher)
         self.resumed = start.checkpoint is not None
         if start.checkpoint is not None:
@@ -79,9 +68,7 @@ class Run:
         """Put everything where the checkpoint found it."""
         results = self.checkpoints.restore(checkpoint)
         self._sampled_before = self.controller.generated_tokens
-        if results["evaluated"] is not None:
-            version, fields = results["evaluated"]
-            self._evaluated = (version, HeldOutResult(**fields))
+        self.evaluations.load_state_dict(results["evaluations"])
 
     @property
     def version(self) -> int:
@@ -178,19 +165,18 @@ class Run:
         """Keep the rollout batch as JSON lines."""
         self.reporter.rollouts(self.version, groups)
 
-    def evaluate(self) -> HeldOutResult | None:
-        """Accuracy on the held-out problems, sampled through the engine with the learner's present weights."""
-        if self._evaluated is not None and self._evaluated[0] == self.version:
-            return self._evaluated[1]
-        if not self.held_out:
-            return None
+    def evaluate(self) -> None:
+        """Accuracy on the held-out sets, sampled through the engine with the learner's present weights."""
+        if not self.evaluations.due(self.version):
+            return
         if self.refresher.lag:
             self.refresher.push()
         with self.reporter.timer("testing"):
-            result = evaluate(self.config, self.engine, self.held_out, self.decode)
-        self.reporter.log(self.version, held_out_metrics(self.config, result))
-        self._evaluated = (self.version, result)
-        return result
+            metrics = self.evaluations.run(self.engine, self.version)
+        self.reporter.log(self.version, metrics)
+        if self.config.trainer.save_best and self.evaluations.best_version == self.version:
+            with self.reporter.timer("save_checkpoint"):
+                self.learner.save(self.files.best)
 
     def evaluate_if_due(self) -> None:
         interval = self.config.trainer.eval_interval
@@ -207,8 +193,7 @@ class Run:
 
     def _results(self) -> dict[str, Any]:
         """What a checkpoint keeps of the evaluations."""
-        evaluated = self._evaluated
-        return {"evaluated": None if evaluated is None else [evaluated[0], dataclasses.asdict(evaluated[1])]}
+        return {"evaluations": self.evaluations.state_dict()}
 
     def checkpoint_if_due(self) -> None:
         """Between two rollout batches: a training checkpoint where the config asks for one."""
@@ -229,13 +214,14 @@ class Run:
 
     def finish(self) -> None:
         """Last evaluation, and the trained model as a Hugging Face directory."""
-        result = self.evaluate()
+        self.evaluate()
         if self.config.checkpoint.at_end:
             self.checkpoints.save(self._results())
         self.checkpoints.settle()
         self.learner.save(self.files.model)
-        if result is not None and dist.get_rank() == 0:
-            print(f"\n{self.config.name}: {result}; model in {self.files.model}")
+        if dist.get_rank() == 0:
+            for sentence in self.evaluations.sentences():
+                print(f"\n{self.config.name}: {sentence}; model in {self.files.model}")
 
     def __enter__(self) -> Run:
         return self
@@ -250,74 +236,6 @@ class Run:
             self.learner.close()
 
 
-class ProblemSets:
-    """Training and held-out prompts, each read when asked for, and the tokenizer's way back to text.
-
-    Reading raises UserError for a faulty line or a prompt that is too long.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._run, self._config, self._tokenizer = config, config.data, load_tokenizer(config.model.path)
-
-    @cached_property
-    def train(self) -> list[Prompt]:
-        """What a run trains on; the config checks have seen to it that `train` names a file."""
-        return self._load(self._config.train)
-
-    @cached_property
-    def validation(self) -> list[Prompt]:
-        """The first `trainer.eval_problems` held-out problems; none where no file is named."""
-        return self._load(self._config.validation)[: self._run.trainer.eval_problems]
-
-    @cached_property
-    def experts(self) -> list[Trajectory]:
-        """Right responses that a replay buffer starts with."""
-        replay, data = self._run.replay, self._config
-        if replay.ratio == 0 or replay.experts is None:
-            return []
-        return load_demonstrations(
-            replay.experts,
-            self._tokenizer,
-            prompt_key=data.prompt_key,
-            response_key=replay.response_key,
-            **data.prompt_options,
-        )
-
-    def _load(self, path: Path | None) -> list[Prompt]:
-        if path is None:
-            return []
-        data = self._config
-        problems = load_problems(path, data.prompt_key, data.answer_key)
-        return tokenize_problems(problems, self._tokenizer, **data.prompt_options)
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Sampled ids as the text that verifiers read."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
-
-
-def evaluate(config: RunConfig, engine: Engine, held_out: list[Prompt], decode: Decode) -> HeldOutResult:
-    """The run's held-out accuracy with the rollout section's sampling and a seed of its own."""
-    sampling = sampling_settings(config, seed=config.seed + 1_000_003 * (1 + dist.get_rank()))
-    with Scorer(config.rewards.name, **config.rewards.verifier_options) as scorer:
-        return evaluate_held_out(engine, held_out, config.trainer.eval_samples, sampling, decode, scorer.score)
-
-
-def evaluate_checkpoint(config: RunConfig) -> None:
-    """Held-out accuracy of `model.path`: logged as step 0 of its own run directory and printed."""
-    data = ProblemSets(config)
-    held_out = data.validation
-    parallel.join()
-    engine = build_engine(config, read_model_spec(config.model.path), platform.device())
-    with Reporter(config.run_dir, config, dist.get_rank() == 0, updates=1) as reporter:
-        with reporter.timer("testing"):
-            result = evaluate(config, engine, held_out, data.decode)
-        reporter.log(0, held_out_metrics(config, result))
-    if dist.get_rank() == 0:
-        print(result)
-    engine.close()
-    parallel.shutdown()
-
-
 def _refresh_gap(metrics: dict[str, float]) -> dict[str, float]:
     """How far trainer and engine are apart right after a refresh: measured when the trainer rescored the tokens, else
     what the update found, whose behaviour log-probs are the engine's."""
@@ -326,13 +244,3 @@ def _refresh_gap(metrics: dict[str, float]) -> dict[str, float]:
     else:
         mean, largest = metrics.get("actor/log_ratio_abs/mean", 0.0), metrics.get("actor/log_ratio_abs/max", 0.0)
     return {"refresh/logprob_gap/mean": mean, "refresh/logprob_gap/max": largest}
-
-
-def held_out_metrics(config: RunConfig, result: HeldOutResult) -> dict[str, float]:
-    """The held-out result under the schema's names, by the stem of the problem file."""
-    name = config.data.validation.stem if config.data.validation else "heldout"
-    return {
-        validation_key(name, result.samples): result.accuracy,
-        f"val-aux/{name}/standard_error": result.standard_error,
-        f"val-aux/{name}/response_length": result.mean_length,
-    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from megatron_rlvr.checkpoint.stop import StopRequest
 from megatron_rlvr.config.tree import RunConfig
-from megatron_rlvr.run import Run, evaluate_checkpoint
+from megatron_rlvr.held_out import evaluate_checkpoint
+from megatron_rlvr.run import Run
 
 
 def train(config: RunConfig, stop: StopRequest | None = None) -> bool:

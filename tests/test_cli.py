@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from megatron_rlvr.observability.series import read_metrics
 from tools.phase_table import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
+HELD_OUT = ["data.held_out={other: {path: train.jsonl, role: test, samples: 2, problems: 3}}", "trainer.save_best=true"]
 CONFIG = """
 run_dir: runs/a
 model: {path: model}
@@ -165,7 +167,7 @@ def test_a_crash_keeps_its_traceback_and_its_run_directory(place: Path) -> None:
 def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     for command in (
         ["sft", "run.yaml", "actor.dtype=bf16"],
-        ["train", "run.yaml", "model.path=warm", "profile.tool=torch", "profile.steps=[1,1]"],
+        ["train", "run.yaml", "model.path=warm", "profile.tool=torch", "profile.steps=[1,1]", *HELD_OUT],
         ["eval", "run.yaml", "model.path=warm", "data.train=null"],
     ):
         done = _cli(place, *command)
@@ -181,9 +183,26 @@ def test_warm_up_then_training_then_evaluation(place: Path) -> None:
     assert {"config.yaml", "metrics.jsonl", "tensorboard", "rollouts", "report.md", "plots", "model"} <= {
         path.name for path in run_dir.iterdir()
     }
+    _assert_named_sets_and_the_best_model(run_dir, rows)
     _assert_a_trace_of_all_phases(run_dir / "profile" / "rank0_steps1-1.json")
     plotted = _cli(place, "plot", "runs/a", "runs/a/sft", "--output", "both")
     assert plotted.returncode == 0 and (place / "both" / "grad_norm.png").exists(), plotted.stderr
+
+
+def _assert_named_sets_and_the_best_model(run_dir: Path, rows: list[dict[str, Any]]) -> None:
+    """Every set is logged at every evaluation; the validation set alone decides which model is best."""
+    kept = json.loads((run_dir / "evaluations.json").read_text())
+    assert (kept["best_by"], kept["roles"]) == ("heldout", {"heldout": "validation", "other": "test"})
+    accuracies = [row["val-core/heldout/acc/mean@1"] for row in rows]
+    best = accuracies.index(max(accuracies))
+    assert (kept["best"][0], kept["last"][0]) == (best, 1)
+    assert [row["val-aux/heldout/best"] for row in rows] == [accuracies[0], max(accuracies)]
+    assert kept["last"][1]["other"]["accuracy"] == rows[1]["val-core/other/acc/mean@2"]
+    assert kept["last"][1]["other"]["problems"] == 3 and not any("other/best" in name for name in rows[1])
+    source = (run_dir.parents[1] / "warm", run_dir / "model")[best] / "model.safetensors"
+    wanted = {name: weight.float() for name, weight in load_file(source).items()}
+    found = load_file(run_dir / "best" / "model.safetensors")
+    assert found.keys() == wanted.keys() and all(bool((found[name] == wanted[name]).all()) for name in wanted)
 
 
 def _assert_a_trace_of_all_phases(trace: Path) -> None:

@@ -144,7 +144,7 @@ def check_rollout(settings: Settings) -> Outcome:
     from megatron_rlvr.learner import Learner
     from megatron_rlvr.refresh import Refresher
     from megatron_rlvr.rollout import build_engine, roll_out, sampling_settings
-    from megatron_rlvr.run import ProblemSets
+    from megatron_rlvr.held_out import ProblemSets
 
     config = run_config(settings.work, "rollout", updates=1, sft_updates=1)
     data = ProblemSets(config)

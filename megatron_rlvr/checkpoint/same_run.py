@@ -19,6 +19,7 @@ FREE = (
     "profile",
     "model.broadcast_load",
     "data.validation",
+    "data.held_out",
     "actor.tensor_parallel",
     "actor.pipeline_parallel",
     "actor.virtual_pipeline",
@@ -38,6 +39,8 @@ FREE = (
     "trainer.eval_interval",
     "trainer.eval_samples",
     "trainer.eval_problems",
+    "trainer.best_by",
+    "trainer.save_best",
     "trainer.save_interval",
     "trainer.step_zero_tolerance",
 )

@@ -91,12 +91,47 @@ def check_paths(config: RunConfig, command: Command = "train") -> None:
         raise UserError("data.train is unset, so there is nothing to train on; set data.train=PROBLEMS.jsonl")
     if command == "train" and config.data.train is not None:
         _check_problems("data.train", config.data.train)
-    if command != "sft" and config.data.validation is not None:
-        _check_problems("data.validation", config.data.validation)
-    if command == "eval" and config.data.validation is None:
+    if command != "sft":
+        _check_held_out(config)
+    if command == "eval" and not config.held_out_sets:
         raise UserError("data.validation is unset, so there is nothing to evaluate; set data.validation=PROBLEMS.jsonl")
     if command == "sft" and config.sft.demonstrations is not None:
         _check_file("sft.demonstrations", config.sft.demonstrations)
+
+
+def _check_held_out(config: RunConfig) -> None:
+    """Files, names, and that nothing is chosen by a set that is only for testing."""
+    data, sets = config.data, config.held_out_sets
+    if data.validation is not None:
+        _check_problems("data.validation", data.validation)
+        if data.validation.stem.removeprefix(HUB) in data.held_out:
+            raise UserError(
+                f"data.held_out has a set {data.validation.stem}, which is also the name of data.validation; rename it"
+            )
+    for name, held_out in data.held_out.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise UserError(f"data.held_out has a set {name!r}; use letters, digits, dots, dashes and underscores")
+        _check_problems(f"data.held_out.{name}.path", held_out.path)
+    for name, held_out in sets.items():
+        twin = next((n for n, other in sets.items() if other.path == held_out.path and other.role == "test"), None)
+        if held_out.role == "validation" and twin is not None:
+            raise UserError(
+                f"held-out sets {name} (validation) and {twin} (test) are the same {held_out.path}, so the best model "
+                "would be chosen on the test set; give one of them other problems"
+            )
+    _check_best(config)
+
+
+def _check_best(config: RunConfig) -> None:
+    sets, chosen = config.held_out_sets, config.trainer.best_by
+    validation = [name for name, held_out in sets.items() if held_out.role == "validation"]
+    if chosen is not None and chosen not in validation:
+        fault = "is only for testing" if chosen in sets else "is no held-out set"
+        names = ", ".join(validation) or "none: give one role validation"
+        raise UserError(f"trainer.best_by is {chosen}, which {fault}; name a validation set ({names})")
+    if config.trainer.save_best and config.best_by is None:
+        remedy = f"set trainer.best_by to one of {', '.join(validation)}" if validation else "set data.validation"
+        raise UserError(f"trainer.save_best is true, but nothing says which model is best; {remedy}")
 
 
 def _check_problems(key: str, path: Path) -> None:
@@ -375,7 +410,7 @@ def _check_optimizer(config: RunConfig, key: str, lr: float) -> None:
 
 
 def _check_evaluation(config: RunConfig, interval: int) -> None:
-    if config.data.validation is None:
+    if not config.held_out_sets:
         raise UserError(
             f"trainer.eval_interval is {interval}, but data.validation is unset; set data.validation or leave "
             "trainer.eval_interval out"

@@ -53,6 +53,16 @@ class RunFiles:
         return self.root / "model"
 
     @property
+    def best(self) -> Path:
+        """The best model so far by the validation set that the config names, with trainer.save_best."""
+        return self.root / "best"
+
+    @property
+    def evaluations(self) -> Path:
+        """Best and last evaluation."""
+        return self.root / "evaluations.json"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.md"
 
@@ -87,6 +97,8 @@ class RunFiles:
             self.wandb_id,
             self.checkpoints,
             self.model,
+            self.best,
+            self.evaluations,
             self.report,
             self.page,
             self.plots,

@@ -29,13 +29,27 @@ class ModelConfig(Section):
     )
 
 
+class HeldOutConfig(Section):
+    """One named set of held-out problems: docs/evaluation.md."""
+
+    path: DataPath = Field(description="JSONL, JSON or parquet file, folder of these, or hub:<published set>")
+    role: Literal["validation", "test"] = Field(
+        "validation", description="validation: may decide which model is best; test: is only reported"
+    )
+    samples: PositiveInt | None = Field(None, description="per problem; default: trainer.eval_samples")
+    problems: PositiveInt | None = Field(None, description="first n problems; default: trainer.eval_problems")
+
+
 class DataConfig(Section):
     """Problems and their prompts: docs/data.md."""
 
     train: DataPath | None = Field(
         None, description="JSONL, JSON or parquet file, folder of these, or hub:<published set>; only `train` needs it"
     )
-    validation: DataPath | None = Field(None, description="held-out problems, likewise")
+    validation: DataPath | None = Field(
+        None, description="held-out problems, likewise: a set of role validation, named after the file"
+    )
+    held_out: dict[str, HeldOutConfig] = Field(default_factory=dict, description="more sets by their names")
     prompt_key: str = "problem"
     answer_key: str = "answer"
     chat_template: bool = Field(
@@ -244,6 +258,10 @@ class TrainerConfig(Section):
     )
     eval_samples: PositiveInt = Field(4, description="samples per held-out problem")
     eval_problems: PositiveInt | None = Field(None, description="first n problems of the held-out set; default: all")
+    best_by: str | None = Field(
+        None, description="validation set whose accuracy decides which model is best; default: the only one"
+    )
+    save_best: bool = Field(False, description="export the best model so far to run_dir/best")
     save_interval: PositiveInt | None = Field(
         None, description="updates between exported Hugging Face models; the last update is always saved"
     )
@@ -334,6 +352,28 @@ class RunConfig(Section):
         if self.loss.logprob_temperature is None:
             return LogprobDistribution()
         return LogprobDistribution(self.loss.logprob_temperature, self.rollout.top_p, self.rollout.top_k)
+
+    @property
+    def held_out_sets(self) -> dict[str, HeldOutConfig]:
+        """All held-out sets by name, data.validation first, with their defaults filled in."""
+        data, trainer = self.data, self.trainer
+        sets = dict(data.held_out)
+        if data.validation is not None:
+            name = data.validation.stem.removeprefix(HUB)
+            sets = {name: HeldOutConfig(path=data.validation), **sets}
+        defaults = {"samples": trainer.eval_samples, "problems": trainer.eval_problems}
+        return {
+            name: held_out.model_copy(update={k: v for k, v in defaults.items() if getattr(held_out, k) is None})
+            for name, held_out in sets.items()
+        }
+
+    @property
+    def best_by(self) -> str | None:
+        """The set that decides which model is best; None where there is no validation set, or several and no choice."""
+        if self.trainer.best_by is not None:
+            return self.trainer.best_by
+        validation = [name for name, held_out in self.held_out_sets.items() if held_out.role == "validation"]
+        return validation[0] if len(validation) == 1 else None
 
     @property
     def refresh_interval(self) -> int:

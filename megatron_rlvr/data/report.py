@@ -108,7 +108,7 @@ def find_overlap(train: Sequence[Problem], test: Sequence[Problem]) -> list[tupl
 def data_warnings(sources: Sequence[tuple[str, Sequence[Problem]]]) -> list[str]:
     """What a run accepts and its author should know, a sentence each.
 
-    sources   (name, problems) of the training set, then of the held-out set where there is one
+    sources   (name, problems) of the training set, then of the held-out sets
     """
     warnings = []
     for name, problems in sources:
@@ -118,8 +118,8 @@ def data_warnings(sources: Sequence[tuple[str, Sequence[Problem]]]) -> list[str]
             warnings.append(f"{name} has the same problem with different answers: {_some(groups)}")
         if repeated:
             warnings.append(f"{name} repeats {repeated} of its problems")
-    if len(sources) > 1:
-        (train, ours), (test, theirs) = sources[:2]
+    train, ours = sources[0]
+    for test, theirs in sources[1:]:
         overlap = [f"{tested} is {trained}" for trained, tested in find_overlap(ours, theirs)]
         if overlap:
             warnings.append(f"{test} is not held out from {train}: {_some(overlap)}")

@@ -285,6 +285,33 @@ def test_missing_files_are_named(tree: dict[str, Any], tmp_path: Path) -> None:
     assert "nothing to evaluate" in _refusal(_with(tree, {"data.validation": None}), command="eval")
 
 
+def test_nothing_is_chosen_by_a_test_set(tree: dict[str, Any], tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_bytes((tmp_path / "train.jsonl").read_bytes())
+    test, more = {"path": str(other), "role": "test"}, {"path": str(other)}
+    held_out = {"data.held_out": {"aime": test}}
+    for changes, messages in (
+        ({**held_out, "trainer.best_by": "aime"}, ["best_by is aime, which is only for testing", "(validation)"]),
+        ({**held_out, "trainer.best_by": "amie"}, ["trainer.best_by is amie, which is no held-out set"]),
+        ({**held_out, "data.validation": None, "trainer.save_best": True}, ["nothing says which model is best"]),
+        (
+            {"data.held_out": {"b": more}, "trainer.save_best": True},
+            ["nothing says which model is best", "trainer.best_by to one of validation, b"],
+        ),
+        ({"data.held_out": {"a": test, "b": more}}, ["b (validation) and a (test) are the same"]),
+        ({"data.held_out": {"validation": test}}, ["also the name of data.validation"]),
+        ({"data.held_out": {"a/b": test}}, ["a set 'a/b'; use letters"]),
+        ({"data.held_out": {"a": {"path": "none.jsonl"}}}, ["data.held_out.a.path is", "not a file"]),
+    ):
+        refusal = _refusal(_with(tree, changes))
+        assert all(message in refusal for message in messages), refusal
+    config = _with(tree, {**held_out, "data.validation": None, "trainer.eval_interval": 4})
+    assert config.best_by is None and config.held_out_sets["aime"].samples == config.trainer.eval_samples
+    check_config(config)  # reported, and nothing is chosen
+    config = _with(tree, {**held_out, "trainer.eval_samples": 7})
+    assert config.best_by == "validation" and list(config.held_out_sets) == ["validation", "aime"]
+
+
 def test_an_incomplete_checkpoint_names_the_missing_file(tree: dict[str, Any], tmp_path: Path) -> None:
     model = tmp_path / "model"
     (model / "model.safetensors").unlink()
