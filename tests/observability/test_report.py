@@ -65,7 +65,12 @@ def test_several_runs_make_one_page_that_needs_no_other_file(tmp_path: Path) -> 
     runs.append(_run(tmp_path / "c", 0, loss={"name": "<pg>"}))
     assert cli.main(["plot", *map(str, runs), "--output", str(tmp_path / "all"), "--ema", "0.2"]) == 0
     pictures = sorted((tmp_path / "all").glob("*.png"))
-    assert {path.name for path in pictures} == {"training_accuracy.png", "held_out_aime24.png", "held_out_test.png", "grad_norm.png"}
+    assert {path.name for path in pictures} == {
+        "training_accuracy.png",
+        "held_out_aime24.png",
+        "held_out_test.png",
+        "grad_norm.png",
+    }
     page = (tmp_path / "all" / "report.html").read_text()
     inside = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
     assert sorted(inside) == sorted(path.read_bytes() for path in pictures)
