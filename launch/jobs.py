@@ -102,7 +102,9 @@ def _sweep_run(tree: dict[str, Any], base: RunConfig, overrides: Sequence[str]) 
 def _rank_variables(request: Request) -> dict[str, Any]:
     placement = place(request.config.actor.world_size, request.profile.gpus_per_node, request.nodes)
     ranks = request.rank_arguments or rank_command(request.command)
-    return asdict(placement) | {"command": request.command, "rank_command": ranks}
+    profile = request.config.profile
+    nsys = f"--nsys={','.join(map(str, profile.ranks))} " if profile.tool == "nsys" else ""
+    return asdict(placement) | {"command": request.command, "rank_command": nsys + ranks}
 
 
 def _rollout_variables(request: Request) -> dict[str, Any]:

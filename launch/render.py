@@ -36,22 +36,16 @@ class Placement:
 
 
 def place(world_size: int, gpus_per_node: int, nodes: int | None) -> Placement:
-    """Spread the ranks of a layout evenly over `nodes` nodes; default: as few as hold them.
+    """Spread the ranks of a layout evenly over `nodes` nodes; default: as few as hold them so.
 
-    Raises UserError where they cannot be spread so, or a node has too few GPUs.
+    Raises UserError where they cannot be spread over that many.
     """
-    wanted = -(-world_size // gpus_per_node) if nodes is None else nodes
-    if world_size % wanted:
-        fits = [n for n in range(1, world_size + 1) if world_size % n == 0 and world_size // n <= gpus_per_node]
-        given = f"--nodes is {nodes}" if nodes is not None else f"the smallest number of nodes is {wanted}"
+    fewest = next(n for n in range(1, world_size + 1) if world_size % n == 0 and world_size // n <= gpus_per_node)
+    wanted = fewest if nodes is None else nodes
+    if world_size % wanted or world_size // wanted > gpus_per_node:
         raise UserError(
-            f"{given}, over which the layout's {world_size} ranks cannot be spread evenly; give --nodes {fits[0]} or "
-            "change actor.data_parallel"
-        )
-    if world_size // wanted > gpus_per_node:
-        raise UserError(
-            f"--nodes is {wanted}, but the layout's {world_size} ranks need {-(-world_size // gpus_per_node)} nodes of "
-            f"{gpus_per_node} GPUs; give --nodes {-(-world_size // gpus_per_node)} or make the layout smaller"
+            f"--nodes is {wanted}, over which the layout's {world_size} ranks cannot be spread evenly with at most "
+            f"{gpus_per_node} a node; give --nodes {fewest} or change the layout, such as actor.data_parallel"
         )
     return Placement(wanted, world_size // wanted)
 

@@ -19,7 +19,7 @@ _VALUES = re.compile(
     """,
     re.VERBOSE,
 )
-_ASSIGNMENT = re.compile(r"""([A-Za-z_][A-Za-z0-9_-]*)\s*[=:]\s*(["']?)([^\s"']+)\2""")
+_ASSIGNMENT = re.compile(r"""([A-Za-z_][A-Za-z0-9_-]*)["']?\s*[=:]\s*(["']?)([^\s"']+)\2""")
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")  # a variable of the shell: what it holds is not in the file
 
 

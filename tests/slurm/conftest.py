@@ -7,12 +7,12 @@ import pytest
 
 from tests.slurm.mini import MiniSlurm, missing
 
-NODES = 3
+NODES = 4
 
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A real SLURM cluster of three false eight-GPU nodes."""
+    """A real SLURM cluster of four false eight-GPU nodes."""
     if reason := missing():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm") as root:
