@@ -1,5 +1,6 @@
 # make env         create .venv with pinned dependencies (PYTHON=python3.12 selects another Python and its pins)
 # make env312      the same on Python 3.12 in .venv312, for the test that compares both; says so where there is none
+# make slurm-env   SLURM, for the tests that bring up a cluster of false nodes; says so where it cannot be installed
 # make quickstart  train a tiny model on this machine's CPU and show held-out accuracy before and after
 # make test        all tests but the slow ones, on 2 processes (ARGS="-k name" to choose, ARGS="-m nightly" for the slow ones)
 # make lint        ruff, mypy, import contracts
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: env env312 quickstart test lint clean
+.PHONY: env env312 slurm-env quickstart test lint clean
 
 env: $(STAMP)
 
@@ -35,6 +36,20 @@ $(STAMP): requirements-cpu.txt pyproject.toml
 env312:
 	@if test -z "$(PYTHON312)"; then echo "no Python 3.12 found, so .venv312 is not made; name one with PYTHON312=/path"; \
 	else $(MAKE) --no-print-directory env VENV=.venv312 PYTHON="$(PYTHON312)"; fi
+
+# Of the Debian or Ubuntu release that is there; tests skip with this sentence where the programs are missing.
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge iproute2 shellcheck
+slurm-env:
+	@missing=; for p in slurmctld slurmd srun munged ip shellcheck; do \
+	  PATH=$$PATH:/usr/sbin:/sbin command -v $$p >/dev/null || missing=1; done; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "SLURM for tests is not installed: that needs root and apt-get; without it tests/slurm is skipped"; \
+	else \
+	  (apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES) || (apt-get update -qq && \
+	    apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES))) >/dev/null 2>&1 \
+	  || echo "SLURM for tests could not be installed (apt-get failed); without it tests/slurm is skipped"; \
+	fi
 
 quickstart: env
 	$(BIN)/python examples/quickstart.py

@@ -40,10 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--cluster", metavar="PROFILE.yaml", type=Path, required=True, help="see slurm/clusters")
     parser.add_argument("--job", choices=sorted(KINDS), default="train", help="which template (default: train)")
     parser.add_argument("--nodes", type=_positive, help="default: as few as hold the layout")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="render, check and print the plan (the default)")
-    what.add_argument("--submit", action="store_true", help="and submit")
-    what.add_argument("--follow", action="store_true", help="and submit and show the job until it ends")
+    parser.add_argument("--dry-run", action="store_true", help="render, check and print the plan (the default)")
+    parser.add_argument("--submit", action="store_true", help="and submit")
+    parser.add_argument("--follow", action="store_true", help="and submit, and show the job until it ends")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that run_dir holds")
     parser.add_argument("--resume", action="store_true", help="go on from run_dir's newest checkpoint")
     parser.add_argument("--chain", type=_positive, default=1, help="submit so many jobs that take turns")
@@ -71,6 +70,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     if rest and rest[0].startswith("-"):
         parser.error(f"{rest[0]} is not known")
+    if options.dry_run and (options.submit or options.follow):
+        parser.error("--dry-run submits nothing; leave it or --submit and --follow out")
     options.overrides += rest
     return options
 
