@@ -20,7 +20,7 @@ from megatron_rlvr.config.checks import check_layout, check_model
 from megatron_rlvr.config.load import build_config, parse_override, with_overrides
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.hf import ExportPlan, HFCheckpoint, Skeleton, WeightMap, read_model_spec
-from megatron_rlvr.hf.staging import check_target, partial_path, remove
+from megatron_rlvr.hf.staging import check_target, remove_partial
 from megatron_rlvr.observability.progress import byte_bar
 from megatron_rlvr.types import UserError
 
@@ -78,7 +78,7 @@ def start(
         threads = job.config.launch.threads
         code = launch(command, job.config.actor.world_size, threads=threads, log_dir=Path(folder))
     if code != 0:
-        remove(partial_path(target))
+        remove_partial(target)
     return code
 
 
@@ -138,6 +138,8 @@ def megatron_to_hf(job: Job, keep_process_group: bool = False) -> None:
 
 
 def _plan_from_hf(source: Path, target: Path, overrides: Sequence[str]) -> Job:
+    if any(parse_override(text)[0] == ("model", "path") for text in overrides):
+        raise UserError("model.path plays no part in hf-to-megatron, which reads HF_DIR; leave it out.")
     spec = read_model_spec(source)
     checkpoint = HFCheckpoint(source)
     checkpoint.check_complete(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -37,6 +39,26 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def locked(directory: Path, target: Path) -> Iterator[None]:
+    """Hold `directory`, where `target` is being made, against other writers; the kernel lets go however this ends.
+
+    Raises UserError where another process holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"{target} is being written by another process; wait for it or choose another name.") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def first_line(error: BaseException) -> str:

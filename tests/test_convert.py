@@ -76,6 +76,7 @@ def test_a_broken_source_is_named(model: Path, tmp_path: Path, capsys: pytest.Ca
         (["hf-to-megatron", "model", "out", "actor.tensor_parallel=3"], ["actor.tensor_parallel is 3"]),
         (["hf-to-megatron", "model", "out", "actor.tensor_paralel=2"], ["actor.tensor_paralel", "tensor_parallel"]),
         (["hf-to-megatron", "model", "out", "trainer.updates=2"], ["trainer.updates plays no part"]),
+        (["hf-to-megatron", "model", "out", "model.path=full"], ["model.path plays no part"]),
         (["hf-to-megatron", "model", "out", "actor.expert_parallel=2"], ["actor.data_parallel"]),
         (["megatron-to-hf", "model", "out", "--max-shard-gb", "0"], ["--max-shard-gb is 0"]),
         (["frobnicate", "model", "out"], ["frobnicate"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from megatron_rlvr.actor.sharded_tensors import load_model, model_pieces, parame
 from megatron_rlvr.checkpoint.manifest import TENSORS, Manifest, check_files, read_manifest
 from megatron_rlvr.checkpoint.writing import open_partial, publish
 from megatron_rlvr.config.tree import ActorConfig
+from megatron_rlvr.files import locked
 from megatron_rlvr.types import UserError
 
 
@@ -37,12 +39,13 @@ def save_model_weights(
     if target.exists() and not overwrite:
         raise UserError(f"{target} already exists; choose another directory or ask to overwrite it.")
     partial = open_partial(target)
-    save_pieces(model_pieces(parameter_slots(chunks)), partial / TENSORS)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        if beside is not None:
-            beside(partial)
-        publish(partial, target, "model", step, layout_of(layout), details or {})
+    with locked(partial, target) if dist.get_rank() == 0 else contextlib.nullcontext():
+        save_pieces(model_pieces(parameter_slots(chunks)), partial / TENSORS)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            if beside is not None:
+                beside(partial)
+            publish(partial, target, "model", step, layout_of(layout), details or {})
     dist.barrier()
 
 

@@ -22,13 +22,19 @@ from megatron_rlvr.checkpoint.manifest import (
     package_versions,
     write_manifest,
 )
+from megatron_rlvr.files import locked
 
 
 def open_partial(target: Path) -> Path:
-    """An empty directory beside `target` on all ranks, with a folder for tensors; a collective."""
+    """An empty directory beside `target` on all ranks, with a folder for tensors; a collective.
+
+    Raises UserError, on rank 0, where another process is writing `target`.
+    """
     partial = target.parent / f".{target.name}.partial"
     if dist.get_rank() == 0:
-        remove(partial)
+        if partial.exists():
+            with locked(partial, target):
+                remove(partial)
         (partial / TENSORS).mkdir(parents=True)
     dist.barrier()
     return partial

@@ -179,8 +179,8 @@ def _open_index(path: Path) -> dict[str, StoredTensor]:
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (KeyError, TypeError, ValueError):
+        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"].items())
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{index} is not a valid index (JSON with weight_map); download that file again.") from None
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:

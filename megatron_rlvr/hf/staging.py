@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_rlvr.files import locked
 from megatron_rlvr.types import UserError
 
 
@@ -17,13 +17,13 @@ def check_target(target: Path, source: Path, needed_bytes: int, overwrite: bool 
 
     Raises UserError.
     """
-    here, there = target.resolve(), source.resolve()
+    here, there = _resolved(target), source.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
         raise UserError(
             f"{target} lies in or around the source {source}, which stays as it is; choose another directory."
         )
     _restore(target)
-    if target.exists() and not target.is_dir():
+    if os.path.lexists(target) and not target.is_dir():  # a symbolic link to nothing exists too
         raise UserError(f"{target} already exists and is no directory; choose another name.")
     if target.exists() and any(target.iterdir()) and not overwrite:
         raise UserError(f"{target} already exists and is not empty; choose another directory or ask to overwrite it.")
@@ -50,10 +50,10 @@ def staged_directory(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if partial.exists():
-            stack.enter_context(_locked(partial, target))
+            stack.enter_context(locked(partial, target))
             remove(partial)
         partial.mkdir()
-        stack.enter_context(_locked(partial, target))
+        stack.enter_context(locked(partial, target))
         try:
             yield partial
             sync_directory(partial)
@@ -67,6 +67,13 @@ def partial_path(target: Path) -> Path:
     """Where `target` is written until it is whole."""
     target = target.absolute()
     return target.parent / f".{target.name}.partial"
+
+
+def remove_partial(target: Path) -> None:
+    """Remove what a failed writer left of `target`; what another process is writing now stays."""
+    partial = partial_path(target)
+    with contextlib.suppress(FileNotFoundError, UserError), locked(partial, target):
+        remove(partial)
 
 
 def sync_directory(directory: Path) -> None:
@@ -85,6 +92,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _resolved(target: Path) -> Path:
+    """Where `target` is or would be, links followed. Raises UserError for a name that the file system cannot hold."""
+    try:
+        _aside(target).exists()
+        return target.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{target} cannot be made ({reason}); choose another directory.") from None
 
 
 def _aside(target: Path) -> Path:
@@ -111,20 +128,3 @@ def _restore(target: Path) -> None:
     """Give a directory its name back that was moved aside by a writer killed before it put the new one there."""
     if _aside(target).exists() and not target.exists():
         _aside(target).rename(target)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path, target: Path) -> Iterator[None]:
-    """Hold `directory` against other writers; the kernel lets go of it however this process ends."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(f"{target} is being written by another process; wait for it or choose another name.") from None
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(descriptor)

@@ -156,7 +156,8 @@ def test_index_and_shards_disagree(tmp_path, edit, words):
         assert word in message
 
 
-def test_broken_index(tmp_path):
+@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": ["model.norm.weight"]}', '{"weight_map": null}'])
+def test_broken_index(tmp_path, content):
     write_directory(tmp_path, MOE, random_tensors(MOE), shards=3)
-    (tmp_path / INDEX).write_text("{}")
+    (tmp_path / INDEX).write_text(content)
     assert INDEX in refusal(lambda: HFCheckpoint(tmp_path))

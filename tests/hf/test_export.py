@@ -11,7 +11,7 @@ import torch
 
 from megatron_rlvr.hf import ExportPlan, HFCheckpoint, PartWriter, Skeleton, WeightMap, read_model_spec
 from megatron_rlvr.hf.byte_ranges import read_slices, whole, write_slices
-from megatron_rlvr.hf.staging import check_target, partial_path, staged_directory
+from megatron_rlvr.hf.staging import check_target, partial_path, remove_partial, staged_directory
 from megatron_rlvr.types import Place, UserError
 
 from .checkpoints import CONFIGS, random_tensors, write_directory
@@ -108,6 +108,8 @@ def test_a_full_disk_is_seen_before_anything_is_written(source, tmp_path, monkey
         ("full", "not empty"),
         ("file", "no directory"),
         ("file/below", "not a writable directory"),
+        ("dangling", "no directory"),
+        ("n" * 255, "name too long"),
     ],
 )
 def test_bad_targets_are_refused(source, tmp_path, where, words):
@@ -115,6 +117,7 @@ def test_bad_targets_are_refused(source, tmp_path, where, words):
     (tmp_path / "full" / "something").touch()
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(source)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert words in refusal(lambda: check_target(tmp_path / where, source, 1))
     (tmp_path / "empty").mkdir()
     check_target(tmp_path / "empty", source, 1)
@@ -128,6 +131,8 @@ def test_leftovers_of_a_killed_export_are_recognised(source, tmp_path):
     with staged_directory(target) as partial:
         (partial / "new").touch()
         assert "another process" in refusal(lambda: staged_directory(target).__enter__())
+        remove_partial(target)  # as a second writer does that was refused
+        assert partial.is_dir()
     assert [p.name for p in target.iterdir()] == ["new"]
     target.rename(tmp_path / ".out.replaced")  # killed between the two renames of a replacement
     assert "not empty" in refusal(lambda: check_target(target, source, 1))
