@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.mini import MiniSlurm, missing
-
-NODES = 4
+from tests.slurm.runs import NODES
 
 
 @pytest.fixture(scope="session")

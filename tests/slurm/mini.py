@@ -51,7 +51,10 @@ def _alive(pid: int) -> bool:
 
 
 class MiniSlurm:
-    """`up()`, then `run(...)` commands against it, then `down()`. root: a directory of its own with a short path."""
+    """`up()`, then `run(...)` commands against it, then `down()`. Jobs get the last node first, where they may.
+
+    root   a directory of its own with a short path
+    """
 
     def __init__(self, root: Path, nodes: int) -> None:
         self.root, self.count = root, nodes
@@ -104,7 +107,9 @@ SlurmdTimeout=300
 KillWait=3
 MinJobAge=3600
 GresTypes=gpu
-NodeName=node[1-{last}] NodeAddr={self._net}.[1-{last}] Port={self._node_port} CPUs=64 RealMemory=100000 Gres=gpu:{GPUS}
+NodeName=DEFAULT Port={self._node_port} CPUs=64 RealMemory=100000 Gres=gpu:{GPUS}
+NodeName=node[1-{last - 1}] NodeAddr={self._net}.[1-{last - 1}] Weight=2
+NodeName=node{last} NodeAddr={self._net}.{last} Weight=1
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=100
 """
@@ -212,7 +217,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=100
             daemon.wait()
         self._disconnect()
 
-    def _until(self, condition, failure: str, seconds: float = 60) -> None:
+    def _until(self, condition, failure: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             logs = "".join(f"== {p}\n{p.read_text()[-1500:]}" for p in sorted((self.root / "log").glob("*")))
@@ -235,7 +240,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=100
         words = self.run("scontrol", "show", "job", "-o", job).stdout.split()
         return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120) -> str:
+    def wait_for(self, job: str, *states: str, seconds: float = 300) -> str:
         """Wait until a job is in one of `states`; the state."""
         self._until(lambda: self.show(job, "JobState") in states, f"job {job} is not {states}", seconds)
         return self.show(job, "JobState")

@@ -23,7 +23,7 @@ from launch.submission import SubmissionFiles, job_states, submit
 from megatron_rlvr.config.load import load_config
 from tests.e2e.commands import REPOSITORY, read_metrics
 from tests.slurm.mini import MiniSlurm
-from tests.slurm.runs import UPDATES, make_inputs, make_profile, write_profile, write_run
+from tests.slurm.runs import NODES, UPDATES, make_inputs, make_profile, write_profile, write_run
 
 RANK = REPOSITORY / "tests/slurm/rank.py"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
@@ -89,7 +89,7 @@ def sweep(root: Path, jobs: dict[str, str]) -> str:
     return SubmissionFiles(root / "sweep").read_job().ids[0]
 
 
-def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -179,19 +179,6 @@ def test_nsight_systems_records_the_chosen_ranks_alone(root: Path, jobs: dict[st
     assert all("--capture-range" in report["options"] for report in reports.values())
 
 
-def test_an_array_trains_one_run_a_task_over_two_nodes(root: Path, sweep: str, cluster: MiniSlurm) -> None:
-    for task in range(2):
-        assert cluster.wait_for(f"{sweep}_{task}", *ENDED, seconds=300) == "COMPLETED", _show(
-            root, f"sweep/seed-{task}"
-        )
-        assert [(a.job, a.outcome) for a in read_history(root / f"sweep/seed-{task}").attempts] == [
-            (f"{sweep}_{task}", "finished")
-        ]
-    first, second = (read_metrics(root / f"sweep/seed-{seed}") for seed in range(2))
-    assert [row["step"] for row in first] == list(range(1, UPDATES + 1)) == [row["step"] for row in second]
-    assert first != second
-
-
 # One run: stopped by SIGUSR1 and requeued, then a node of it loses its power, then it is finished.
 
 
@@ -208,7 +195,7 @@ def _rank_pid(run_dir: Path) -> int:
 @contextlib.contextmanager
 def _held_after(run_dir: Path, update: int) -> Iterator[None]:
     """Rank 0 stands still once `update` is reported, so that what the test does comes before the run's end."""
-    _until(lambda: (last_update(run_dir / "metrics.jsonl") or 0) >= update, 180)
+    _until(lambda: (last_update(run_dir / "metrics.jsonl") or 0) >= update)
     pid = _rank_pid(run_dir)
     os.kill(pid, signal.SIGSTOP)
     yield
@@ -220,27 +207,16 @@ def _held_after(run_dir: Path, update: int) -> Iterator[None]:
 def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subprocess.CompletedProcess[str], list[str]]:
     """The run with seed 0 again: its directory, what --follow said, the nodes of its first and last attempt."""
     run_dir, nodes = root / "disturbed", []
-    for task in range(2):
-        cluster.wait_for(f"{sweep}_{task}", *ENDED, seconds=300)
-    words = [
-        write_run(root, "disturbed"),
-        "--cluster",
-        write_profile(root),
-        "--nodes",
-        "2",
-        "--follow",
-        "--poll",
-        "0.5",
-    ]
+    words = _words(root, "disturbed", "--follow", "--poll", "0.5", sbatch=[])
     follow = subprocess.Popen(
-        [sys.executable, "-m", "launch.slurm", *map(str, words)],
+        [sys.executable, "-m", "launch.slurm", *words],
         cwd=REPOSITORY,
         env=cluster.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    _until(lambda: (run_dir / "metrics.jsonl").exists() or follow.poll() is not None, 180)
+    _until(lambda: (run_dir / "metrics.jsonl").exists() or follow.poll() is not None)
     assert follow.poll() is None, follow.communicate()[0]
     job = SubmissionFiles(run_dir).read_job().ids[0]
     with _held_after(run_dir, 2):
@@ -249,15 +225,17 @@ def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subproc
     _until(lambda: len(read_history(run_dir).attempts) == 2)
     with _held_after(run_dir, 5):
         nodes.append(cluster.show(job, "NodeList"))
-        cluster.kill_node(2)
-    _until(lambda: follow.poll() is not None, 150)
+        cluster.kill_node(NODES)
+    _until(lambda: follow.poll() is not None)
     said, _ = follow.communicate()
     nodes.append(cluster.show(job, "NodeList"))
     return run_dir, subprocess.CompletedProcess(follow.args, follow.returncode, said), nodes
 
 
 @pytest.mark.timeout(600)
-def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_one(root, disturbed) -> None:
+def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_one(
+    root, disturbed, sweep, cluster
+) -> None:
     run_dir, followed, nodes = disturbed
     assert followed.returncode == 0, followed.stdout + _show(root, "disturbed")
     attempts = read_history(run_dir).attempts
@@ -265,10 +243,22 @@ def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_
     assert (attempts[0].outcome, attempts[0].code) == ("stopped", 75)
     assert attempts[1].outcome in ("running", "crashed")  # nobody was left to say so, or the other node noticed first
     assert attempts[2].outcome == "finished"
-    assert nodes[0] == "node[1-2]" and "2" not in nodes[1]
+    assert str(NODES) in nodes[0] and str(NODES) not in nodes[1]
     undisturbed = root / "sweep/seed-0"
+    assert cluster.wait_for(f"{sweep}_0", *ENDED) == "COMPLETED", _show(root, "sweep/seed-0")
     assert read_metrics(run_dir) == read_metrics(undisturbed)
     assert (run_dir / "model/model.safetensors").read_bytes() == (undisturbed / "model/model.safetensors").read_bytes()
+
+
+def test_an_array_trains_one_run_a_task_over_two_nodes(root: Path, sweep: str, cluster: MiniSlurm) -> None:
+    for task in range(2):
+        assert cluster.wait_for(f"{sweep}_{task}", *ENDED) == "COMPLETED", _show(root, f"sweep/seed-{task}")
+        assert [(a.job, a.outcome) for a in read_history(root / f"sweep/seed-{task}").attempts] == [
+            (f"{sweep}_{task}", "finished")
+        ]
+    first, second = (read_metrics(root / f"sweep/seed-{seed}") for seed in range(2))
+    assert [row["step"] for row in first] == list(range(1, UPDATES + 1)) == [row["step"] for row in second]
+    assert first != second
 
 
 def test_following_shows_states_and_the_run_s_output(disturbed) -> None:
