@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -37,6 +39,8 @@ def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> Non
         distributed_timeout_minutes=timeout_minutes,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed + 1)
+    random.seed(seed + 1)  # a reward of the user's may draw from these
+    np.random.seed((seed + 1) % 2**32)
 
 
 def join(timeout_minutes: int = 30) -> None:

@@ -190,11 +190,17 @@ class RunDirectory:
                 _remove(path)
             for path in self._aside.glob("*"):
                 path.rename(self.files.root / path.name)
-        if self._aside.exists():
-            shutil.rmtree(self._aside)
+            _remove(self._aside)
+        self._drop_replaced()
         for path in self._made:
             with contextlib.suppress(OSError):  # not empty: someone else's files
                 path.rmdir()
+
+    def _drop_replaced(self) -> None:
+        """Once a run got under way: remove what it replaced, and what killed launchers had set aside before it."""
+        if self._kept:
+            for path in self.files.root.glob(".replaced-*"):
+                _remove(path)
 
 
 @contextlib.contextmanager
@@ -206,6 +212,7 @@ def open_run_dir(root: Path, *, in_place: bool = False) -> Iterator[RunDirectory
     directory = RunDirectory(root)
     if in_place:
         yield directory
+        directory._drop_replaced()
         return
     try:
         directory._open()

@@ -381,6 +381,20 @@ def test_an_earlier_run_is_refused_unless_it_may_be_replaced(tree: dict[str, Any
     check_run_dir(config, overwrite=True)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_killed_launcher_set_aside_goes_once_another_run_got_under_way(tmp_path: Path, in_place: bool) -> None:
+    left = tmp_path / ".replaced-1" / "metrics.jsonl"
+    left.parent.mkdir()
+    left.write_text("{}\n")
+    RunFiles(tmp_path).metrics.write_text("{}\n")
+    with open_run_dir(tmp_path, in_place=in_place):
+        pass
+    assert left.exists() and RunFiles(tmp_path).metrics.exists()
+    with open_run_dir(tmp_path, in_place=in_place) as directory:
+        directory.keep()
+    assert not list(tmp_path.glob(".replaced-*")) and RunFiles(tmp_path).metrics.exists() == in_place
+
+
 def test_a_run_dir_that_cannot_be_is_refused(tree: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
