@@ -1,1 +1,1 @@
-"""How a run starts: local processes on this machine."""
+"""How a run starts: local processes on this machine, or jobs of a SLURM cluster."""

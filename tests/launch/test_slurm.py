@@ -361,9 +361,10 @@ def test_srun_that_fails_by_itself_counts_as_a_crash(run: Path) -> None:
 
 def test_what_left_no_checkpoint_is_reported_anew(run: Path) -> None:
     _attempt(run, [1, None], 1, update=4)
-    assert (run / "metrics.jsonl").exists()
+    RunFiles(run).wandb_id.write_text("abcd1234\n")
     begin(run, "7", 1)
-    assert not (run / "metrics.jsonl").exists()
+    assert not RunFiles(run).metrics.exists()
+    assert RunFiles(run).wandb_id.read_text() == "abcd1234\n"  # the same run to those who watch it
 
 
 # Git
