@@ -47,6 +47,29 @@ def check_files(path: Path) -> HFCheckpoint:
     return checkpoint
 
 
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise UserError for an option that nothing can be done with."""
+    for name in ("sequences", "length", "threads"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; give a positive integer.")
+    if args.tolerance is not None and not args.tolerance >= 0:
+        raise UserError(f"--tolerance is {args.tolerance}; give a number that is not negative, such as 1e-5.")
+    kind = args.device.split(":")[0]
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"--device is {args.device}, which this machine does not have; use --device cpu.")
+
+
+def check_same_sizes(path: Path, reference: Path) -> None:
+    """Raise UserError unless both models give activations of one shape at the same layers."""
+    mine, other = read_model_spec(path), read_model_spec(reference)
+    for name in ("num_layers", "hidden_size", "vocab_size"):
+        if getattr(mine, name) != getattr(other, name):
+            raise UserError(
+                f"{reference} has {name} {getattr(other, name)} but {path} has {getattr(mine, name)}; let --reference "
+                "name a checkpoint of the same model."
+            )
+
+
 def read_tokens(args: argparse.Namespace, vocab_size: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids [B, S], True where real [B, S]): the file's, or random ones; S is a multiple of `multiple`."""
     sequences = _token_file(args.tokens, vocab_size) if args.tokens else _random(args, vocab_size)
@@ -92,10 +115,12 @@ def layout_config(path: Path, layout: Sequence[str], dtype: str) -> RunConfig:
 
 def prepare(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Check the directories, let transformers compute, and describe one case per layout."""
+    check_arguments(args)
     path, reference = args.hf_dir.absolute(), (args.reference or args.hf_dir).absolute()
     configs = [layout_config(path, layout, args.dtype) for layout in args.layout or [[]]]
     for directory in {path, reference}:
         check_files(directory)
+    check_same_sizes(path, reference)
     multiple = math.lcm(*(c.actor.sequence_multiple * c.actor.tensor_parallel for c in configs))
     tokens, real = read_tokens(args, read_model_spec(reference).vocab_size, multiple)
     file = folder / "activations.safetensors"

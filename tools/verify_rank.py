@@ -49,16 +49,19 @@ class Activations:
     @torch.no_grad()
     def run(self) -> None:
         """One forward pass through Megatron's schedule, over all pipeline stages."""
+        from megatron.core import parallel_state as state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         chunks: list[Any] = self.model.chunks
         hooks = [hook for chunk in chunks for hook in self._hooks(chunk.eval())]
         interleaved = len(chunks) > 1
+        # The interleaved schedule wants as many micro-batches as stages: the same tokens again, which change nothing.
+        count = state.get_pipeline_model_parallel_world_size() if interleaved else 1
         results = get_forward_backward_func()(
             forward_step_func=self._step,
-            data_iterator=[iter((None,)) for _ in chunks] if interleaved else iter((None,)),
+            data_iterator=[iter((None,) * count) for _ in chunks] if interleaved else iter((None,)),
             model=chunks if interleaved else chunks[0],
-            num_microbatches=1,
+            num_microbatches=count,
             seq_length=self.tokens.shape[1],
             micro_batch_size=self.tokens.shape[0],
             forward_only=True,

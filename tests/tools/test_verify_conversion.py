@@ -20,12 +20,16 @@ import verify_conversion
 from verify_parameters import compare_parameters, compare_rotary, merge_findings
 
 TP2, PP2, CP2 = ["tensor_parallel=2"], ["pipeline_parallel=2"], ["context_parallel=2"]
+VPP2 = [*PP2, "virtual_pipeline=2"]
 EP2, TP2_EP2 = ["expert_parallel=2", "data_parallel=2"], ["tensor_parallel=2", "expert_parallel=2"]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 FAMILIES = {
     "qwen3": ({"model_type": "qwen3", "head_dim": 16}, [TP2, PP2, CP2]),
     "qwen2": ({"model_type": "qwen2", "tie_word_embeddings": True}, [TP2, PP2, CP2]),
-    "llama": ({"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA3}, [TP2, PP2, CP2]),
+    "llama": (
+        {"model_type": "llama", "head_dim": 16, "num_hidden_layers": 4, "rope_parameters": LLAMA3},
+        [TP2, PP2, VPP2, CP2],
+    ),
     "qwen3_moe": ({"model_type": "qwen3_moe", "head_dim": 16, **EXPERTS}, [TP2, PP2, EP2, TP2_EP2, CP2]),
 }
 CASES = [(name, " ".join(layout)) for name, (_, layouts_) in FAMILIES.items() for layout in layouts_]
@@ -78,7 +82,7 @@ def test_every_family_agrees_with_transformers_in_every_layout(results, name, la
     assert verify_conversion.faults(result, 1e-5) == []
     logits = result["probes"]["lm_head"]
     assert logits["max"] < 2e-5 and logits["mean"] < 1e-5 and logits["top1"] == 1
-    layers = 2
+    layers = FAMILIES[name][0].get("num_hidden_layers", 2)
     assert len(result["probes"]) == 3 * layers + 3
     lines = verify_conversion.report(result, 1e-5)
     assert "top-1 equal 100.00%" in lines[1] and "no layer differs" in lines[2]
@@ -273,6 +277,27 @@ def test_tokens_are_read_padded_and_refused(tmp_path):
         file.write_text(content)
         with pytest.raises(UserError, match=word):
             verify_conversion.read_tokens(Namespace(tokens=file), 45, 4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [
+        ("--sequences", "0", "--sequences is 0"),
+        ("--length", "-1", "--length is -1"),
+        ("--threads", "0", "--threads is 0"),
+        ("--tolerance", "nan", "--tolerance is nan"),
+        ("--device", "tpu", "--device is tpu"),
+        ("--reference", "other", "vocab_size"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, capsys, monkeypatch, option, value, word):
+    monkeypatch.chdir(tmp_path)
+    path = write_directory(tmp_path / "model", MOE, random_tensors(MOE))
+    wider = MOE | {"vocab_size": MOE["vocab_size"] + 2}
+    write_directory(tmp_path / "other", wider, random_tensors(wider))
+    assert verify_conversion.main([str(path), option, value]) == 2
+    message = capsys.readouterr().err.strip()
+    assert word in message and "\n" not in message
 
 
 def test_layouts_that_cannot_work_are_refused(tmp_path, capsys):
