@@ -11,7 +11,7 @@ from tests.slurm.runs import NODES
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A real SLURM cluster of four false eight-GPU nodes."""
+    """A real SLURM cluster of five false eight-GPU nodes."""
     if reason := missing():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm") as root:

@@ -51,7 +51,7 @@ def _alive(pid: int) -> bool:
 
 
 class MiniSlurm:
-    """`up()`, then `run(...)` commands against it, then `down()`. Jobs get the last node first, where they may.
+    """`up()`, then `run(...)` commands against it, then `down()`. Jobs get the last two nodes first, where they may.
 
     root   a directory of its own with a short path
     """
@@ -97,7 +97,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
@@ -108,8 +108,8 @@ KillWait=3
 MinJobAge=3600
 GresTypes=gpu
 NodeName=DEFAULT Port={self._node_port} CPUs=64 RealMemory=100000 Gres=gpu:{GPUS}
-NodeName=node[1-{last - 1}] NodeAddr={self._net}.[1-{last - 1}] Weight=2
-NodeName=node{last} NodeAddr={self._net}.{last} Weight=1
+NodeName=node[1-{last - 2}] NodeAddr={self._net}.[1-{last - 2}] Weight=2
+NodeName=node[{last - 1}-{last}] NodeAddr={self._net}.[{last - 1}-{last}] Weight=1
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=100
 """

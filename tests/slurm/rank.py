@@ -40,6 +40,8 @@ def main(behaviour: str) -> int:
     stopped = Path(sys.argv[2]).with_name("stopped")
     if behaviour == "finish-once-stopped" and stopped.exists():
         return 0
+    if behaviour == "finish-at-second-start" and int(os.environ.get("SLURM_RESTART_COUNT", "0")):
+        return 0
     if behaviour == "finish":
         while sum("{" in log.read_text() for log in Path(sys.argv[3]).parent.glob("rollout/rank*.log")) < 2:
             time.sleep(0.1)

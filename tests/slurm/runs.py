@@ -13,7 +13,8 @@ from launch.cluster import ClusterProfile, load_profile
 from tests.e2e.commands import REPOSITORY, run_python
 
 UPDATES = 6
-NODES = 4
+NODES = 5
+LOST, PREEMPTED = "node4", "node5"  # of the runs that lose a node and that are preempted, and of no others
 
 
 def make_inputs(root: Path) -> None:
@@ -55,7 +56,7 @@ def write_profile(root: Path, **values: Any) -> Path:
         "signal_seconds": 60,
         "runtime": {"kind": "venv", "path": str(Path(sys.executable).parents[1])},
         "network_interface": "eth0",
-        "sbatch": [f"--exclude=node{NODES}"],  # that one is for the run that loses a node
+        "sbatch": [f"--exclude={LOST},{PREEMPTED}"],
     }
     path = root / f"profile{len(list(root.glob('profile*.yaml')))}.yaml"
     path.write_text(yaml.safe_dump(profile | values))

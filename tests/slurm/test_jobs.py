@@ -22,8 +22,8 @@ from launch.slurm import main as launch_slurm
 from launch.submission import SubmissionFiles, job_states, submit
 from megatron_rlvr.config.load import load_config
 from tests.e2e.commands import REPOSITORY, read_metrics
-from tests.slurm.mini import MiniSlurm
-from tests.slurm.runs import NODES, UPDATES, make_inputs, make_profile, write_profile, write_run
+from tests.slurm.mini import GPUS, MiniSlurm
+from tests.slurm.runs import LOST, PREEMPTED, UPDATES, make_inputs, make_profile, write_profile, write_run
 
 RANK = REPOSITORY / "tests/slurm/rank.py"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
@@ -41,14 +41,14 @@ def root(cluster: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def _submit_trivial(
-    root: Path, name: str, behaviour: str, *options: str, kind: str = "train", sections=None, **profile
+    root: Path, name: str, behaviour: str, *options: str, kind: str = "train", nodes: int = 2, sections=None, **profile
 ) -> str:
     """A job whose ranks do what rank.py says."""
     request = Request(
         kind,
         load_config(write_run(root, name, **(sections or {}))),
         make_profile(root, **profile),
-        nodes=2,
+        nodes=nodes,
         rollout_tensor_parallel=4,
         rank_arguments=f"{RANK} {behaviour}",
         server_arguments=f"{RANK} serve",
@@ -78,6 +78,8 @@ def jobs(root: Path) -> dict[str, str]:
             root, "chain", "finish-once-stopped", "--dependency=singleton", sections=recorded, **short
         ),
     }
+    only = {"nodes": 1, "sbatch": [f"--nodelist={PREEMPTED}"]}
+    ids["preempted"] = _submit_trivial(root, "preempted", "finish-at-second-start", **only)
     ids["chain2"] = submit(SubmissionFiles(root / "chain").script, "--dependency=singleton")
     return ids
 
@@ -170,6 +172,18 @@ def test_a_chain_goes_on_where_the_time_limit_stopped_it(root: Path, jobs: dict[
     assert attempts[0].ended is not None and attempts[0].ended < attempts[1].began
 
 
+def test_a_preempted_job_goes_back_into_the_queue_and_is_finished(
+    root: Path, jobs: dict[str, str], cluster: MiniSlurm
+) -> None:
+    _until(lambda: (root / "preempted/logs/train/rank1.log").exists())
+    node = (f"--nodelist={PREEMPTED}", f"--gpus-per-node={GPUS}", "--wrap=sleep 1")
+    urgent = cluster.run("sbatch", "--parsable", "--partition=urgent", "--output=/dev/null", *node).stdout.strip()
+    assert cluster.wait_for(urgent, *ENDED) == "COMPLETED"
+    assert cluster.wait_for(jobs["preempted"], *ENDED) == "COMPLETED", _show(root, "preempted")
+    attempts = read_history(root / "preempted").attempts
+    assert [(a.restart, a.outcome) for a in attempts] == [(0, "running"), (1, "finished")]
+
+
 def test_nsight_systems_records_the_chosen_ranks_alone(root: Path, jobs: dict[str, str], cluster: MiniSlurm) -> None:
     cluster.wait_for(jobs["chain2"], *ENDED)
     reports = {path.name: json.loads(path.read_text()) for path in (root / "chain/profile").iterdir()}
@@ -207,7 +221,7 @@ def _held_after(run_dir: Path, update: int) -> Iterator[None]:
 def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subprocess.CompletedProcess[str], list[str]]:
     """The run with seed 0 again: its directory, what --follow said, the nodes of its first and last attempt."""
     run_dir, nodes = root / "disturbed", []
-    words = _words(root, "disturbed", "--follow", "--poll", "0.5", sbatch=[])
+    words = _words(root, "disturbed", "--follow", "--poll", "0.5", sbatch=[f"--exclude={PREEMPTED}"])
     follow = subprocess.Popen(
         [sys.executable, "-m", "launch.slurm", *words],
         cwd=REPOSITORY,
@@ -225,7 +239,7 @@ def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subproc
     _until(lambda: len(read_history(run_dir).attempts) == 2)
     with _held_after(run_dir, 5):
         nodes.append(cluster.show(job, "NodeList"))
-        cluster.kill_node(NODES)
+        cluster.kill_node(int(LOST[-1]))
     _until(lambda: follow.poll() is not None)
     said, _ = follow.communicate()
     nodes.append(cluster.show(job, "NodeList"))
@@ -243,7 +257,7 @@ def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_
     assert (attempts[0].outcome, attempts[0].code) == ("stopped", 75)
     assert attempts[1].outcome in ("running", "crashed")  # nobody was left to say so, or the other node noticed first
     assert attempts[2].outcome == "finished"
-    assert str(NODES) in nodes[0] and str(NODES) not in nodes[1]
+    assert LOST[-1] in nodes[0] and LOST[-1] not in nodes[1]
     undisturbed = root / "sweep/seed-0"
     assert cluster.wait_for(f"{sweep}_0", *ENDED) == "COMPLETED", _show(root, "sweep/seed-0")
     assert read_metrics(run_dir) == read_metrics(undisturbed)
