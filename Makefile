@@ -55,7 +55,7 @@ quickstart: env
 	$(BIN)/python examples/quickstart.py
 
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .

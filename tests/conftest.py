@@ -1,20 +1,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from xdist.scheduler import LoadScopeScheduling
 
-ROOMS_WITH_ONE_FIXTURE = ("parallel", "rollout")  # launches and engines that all files of the folder share
+ROOMS_WITH_ONE_FIXTURE = ("parallel", "rollout", "slurm")  # launches, engines, a cluster that all files share
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`, tests that share an expensive fixture run in one process: those of a file, or of such a folder."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        name = folder if folder in ROOMS_WITH_ONE_FIXTURE else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
+class RoomScheduling(LoadScopeScheduling):
+    """Tests that share an expensive fixture run in one process: those of a file, or of such a folder.
+
+    pytest-xdist's own `--dist loadgroup` writes into node ids, which pytest 9.2 no longer lets it.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        folder = Path(path).parts[1]
+        return folder if folder in ROOMS_WITH_ONE_FIXTURE else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RoomScheduling:
+    config.option.loadscopereorder = False  # by count of tests, which would begin the longest last
+    return RoomScheduling(config, log)
 
 
 @pytest.fixture
