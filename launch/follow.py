@@ -46,8 +46,8 @@ def _summary(states: list[JobState]) -> str:
     return ", ".join(text if count == 1 else f"{count} {text}" for text, count in seen.items())
 
 
-def _ended_code(run_dir: Path, states: list[JobState]) -> int:
-    """The exit code of ended jobs: of the first that failed; where a signal of SLURM's ended it, that; else 1."""
+def ended_code(states: list[JobState]) -> int:
+    """The exit code of an ended job: of its first part or task that failed; 1 where SLURM ended it without one."""
     for state in states:
         if state.code != 0:
             return state.code
@@ -88,5 +88,5 @@ def follow(run_dir: Path, poll: float) -> int:
             return _forgotten_code(run_dir)
         if states and all(state.ended for state in states):
             tail.show()
-            return _ended_code(run_dir, states)
+            return ended_code(job_states(record.ids[-1]))  # of a chain, the others have handed on
         time.sleep(poll)

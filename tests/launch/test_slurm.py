@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.cluster import ClusterProfile, expanded, load_profile
+from launch.follow import ended_code
 from launch.git_state import git_state
 from launch.jobs import KINDS, Request, sweep_runs, variables
 from launch.render import TEMPLATES, Placement, place, render
 from launch.secrets import refuse_secrets, refuse_secrets_in_text
 from launch.slurm import main
 from launch.slurm_task import rank_environment
+from launch.submission import JobState
 from megatron_rlvr.config.load import load_config
 from megatron_rlvr.config.tree import RunConfig
 from megatron_rlvr.types import UserError
@@ -257,6 +259,22 @@ def test_servers_on_other_nodes_are_not_submitted(tmp_path: Path, capsys: pytest
 def test_an_unknown_option_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture, word: str) -> None:
     assert main([str(_run_yaml(tmp_path)), "--cluster", str(CLUSTERS[0]), word]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# Following
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([("COMPLETED", 0), ("COMPLETED", 0)], 0),
+        ([("COMPLETED", 0), ("FAILED", 7), ("FAILED", 1)], 7),
+        ([("CANCELLED", 0)], 1),
+        ([("TIMEOUT", 0), ("COMPLETED", 0)], 1),
+    ],
+)
+def test_a_job_ends_with_the_code_of_its_first_part_that_failed(parts: list[tuple[str, int]], code: int) -> None:
+    assert ended_code([JobState("1", state, number, 0, "None") for state, number in parts]) == code
 
 
 # Git
