@@ -55,13 +55,15 @@ UNIT_NAMES = {
     "kilometre": "km",
 }
 POWERS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3"}
+# These read what a model wrote in the trainer's own process: each takes time linear in its text, whose white space has
+# been drawn together first.
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|rm|operatorname)(?![A-Za-z])")
 _UNIT = re.compile(
     r"[0-9)]\s*(?:(?P<power>square|sq\.?|cubic)\s+)?(?P<name>[A-Za-z]+(?:/[A-Za-z]+)?)\.?\s*(?:\^\s*(?P<exponent>[0-9]))?\s*"
 )
 _DEGREES = re.compile(r"\^?\s*\{?\s*\\circ\s*\}?|°|\\degree(?![A-Za-z])")
-_BASE = re.compile(r"(?<![A-Za-z0-9])[0-9A-F]*[0-9][0-9A-F]*\s*_\s*\{?\s*([0-9]{1,2})\s*\}?(?![0-9])")
+_BASE = re.compile(r"(?<![A-Za-z0-9])(?=[A-F]*+[0-9])[0-9A-F]++ ?_ ?([0-9]{1,2}) ?(?![0-9])")
 
 
 def mismatch(response: str, answer: str) -> str | None:
@@ -78,8 +80,8 @@ def mismatch(response: str, answer: str) -> str | None:
 
 def unit(text: str) -> str | None:
     """The known unit behind the number that ends `text`, in one spelling with its exponent ("cm^2"); None without."""
-    plain = _DEGREES.sub(" degree ", _SPACE.sub(" ", text))
-    plain = _COMMAND.sub(" ", plain).replace("{", " ").replace("}", " ").replace("$", " ")
+    plain = _DEGREES.sub(" degree ", _words(_SPACE.sub(" ", text)))
+    plain = _words(_COMMAND.sub(" ", plain).replace("{", " ").replace("}", " ").replace("$", " "))
     match = next((match for match in _UNIT.finditer(plain) if match.end() == len(plain)), None)
     if match is None:
         return None
@@ -94,7 +96,7 @@ def unit(text: str) -> str | None:
 
 def base(text: str) -> str | None:
     """The subscript of the only number in `text` that has one, as in ``1010_2`` or ``A3_{16}``; None otherwise."""
-    plain = _COMMAND.sub("", _SPACE.sub("", text)).replace("{", " ").replace("}", " ")
+    plain = _words(_COMMAND.sub("", _SPACE.sub("", text)).replace("{", " ").replace("}", " "))
     found = {match[1] for match in _BASE.finditer(plain)}
     return found.pop() if len(found) == 1 else None
 
@@ -107,3 +109,7 @@ def brackets(text: str) -> str | None:
     if plain.startswith("(") and plain.endswith(")"):
         return "(...)"
     return "{...}" if plain.startswith(r"\{") and plain.endswith(r"\}") else None
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())

@@ -20,7 +20,9 @@ BOX = "\\boxed"
 AFTER_BOX = re.compile(r"\{([^{}\\\s]{1,20}|-?\\[dt]?frac\{[0-9]+\}\{[0-9]+\})\}(\$\$|\$|\\\]|\\\)|)\s*\.?\s*")
 OPENERS = {"$$": "$$", "$": "$", "\\]": "\\[", "\\)": "\\(", "": ""}
 FINAL_ANSWER = re.compile(r"final answer", re.IGNORECASE)
-FINAL_ANSWER_IS = re.compile(r"final answer.{0,100}?\s+is", re.IGNORECASE | re.DOTALL)
+# the parts of math-verify's "final answer.{0,100}?\s+is", which itself takes long over a long run of white space
+CLAIM_PARTS = re.compile(r"(final answer)|(?<!\s)\s++is", re.IGNORECASE)
+CLAIM_REACH = 100
 LEADS_TO_BOX = re.compile(r"final answer is:?\s*", re.IGNORECASE)
 _TAIL = 100  # longest end of a response that AFTER_BOX can match, and then some
 
@@ -69,8 +71,18 @@ def _nothing_else_wins(before: str) -> bool:
         return False
     if before.count("\\(") != before.count("\\)") or before.count("$") % 2 or "fbox" in before:
         return False
-    claim = FINAL_ANSWER_IS.search(before)
-    if claim is None:
-        return True
     first = FINAL_ANSWER.search(before)
-    return first is not None and LEADS_TO_BOX.fullmatch(before, first.start()) is not None
+    if first is None or not _claims(before, first.start()):
+        return True
+    return LEADS_TO_BOX.fullmatch(before, first.start()) is not None
+
+
+def _claims(before: str, start: int) -> bool:
+    """Whether a "final answer" is followed by an "is" at most 100 characters and a run of white space later."""
+    end: int | None = None
+    for part in CLAIM_PARTS.finditer(before, start):
+        if part[1]:
+            end = part.end()
+        elif end is not None and part.start() - end <= CLAIM_REACH:
+            return True
+    return False

@@ -2,6 +2,8 @@ r"""Each guard with an answer that it accepts and one that it rejects, and math-
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from megatron_rlvr.rewards import VerifierPool
@@ -75,3 +77,15 @@ def test_one_side_that_says_nothing_is_left_to_math_verify() -> None:
     assert mismatch(r"$\boxed{5}$", r"5 \text{ cm}") is None and mismatch(r"$\boxed{5\text{ cm}}$", "5") is None
     assert mismatch(r"$\boxed{1010}$", "1010_2") is None and mismatch("no box", "1010_2") is None
     assert brackets("5") is None and brackets("(5)") is None and brackets(r"\{1, 2\}") == "{...}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["5" + " " * 10**5, "7" * 10**5, "5^" + "{ " * 10**5, "7 " * 10**5, "5 " + r"\," * 10**5, "5 _" + " " * 10**5],
+    ids=["spaces", "digits", "braces", "numbers", "TeX spaces", "subscript"],
+)
+def test_a_hostile_box_costs_the_trainer_no_time(text: str) -> None:
+    """Guards run outside the workers that can be killed."""
+    start = time.perf_counter()
+    assert mismatch(f"$\\boxed{{{text}}}$", r"5 \text{ cm}") is None
+    assert time.perf_counter() - start < 5

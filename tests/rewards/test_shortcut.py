@@ -3,12 +3,14 @@ r"""Every verdict of the shortcut is math-verify's, and what it could not know i
 from __future__ import annotations
 
 import random
+import re
+import time
 from collections.abc import Callable
 
 import pytest
 
 from megatron_rlvr.rewards.judges import Judge, math_verify_judge
-from megatron_rlvr.rewards.shortcut import boxed_number, number, shortcut
+from megatron_rlvr.rewards.shortcut import _claims, boxed_number, number, shortcut
 
 BEFORE = [
     "", "So ", "The final answer is ", "The final answer is: ", "**Final Answer**\n\n", "Final answer\nis ", "Answer: ",
@@ -79,3 +81,15 @@ def test_other_digits_and_long_text_are_not_read() -> None:
     assert number("٤٢") is None and number("４２") is None and number("1_000") is None and number(" 5") is None
     assert boxed_number(r"\boxed{" * 10**5 + "5") is None
     assert boxed_number(r"\boxed{5}" + " " * 10**6) is None
+
+
+def test_claims_are_those_of_math_verifys_pattern_in_linear_time() -> None:
+    pattern = re.compile(r"final answer.{0,100}?\s+is", re.IGNORECASE | re.DOTALL)
+    pieces = ["final answer", "Final Answer", " ", "  ", "\n", "is", "x" * 30, "y" * 13, " isx", "final  answer"]
+    rng = random.Random(0)
+    texts = ["".join(rng.choice(pieces) for _ in range(rng.randrange(14))) for _ in range(3000)]
+    found = [_claims(text, 0) for text in texts]
+    assert found == [pattern.search(text) is not None for text in texts] and 300 < sum(found) < 2700
+    start = time.perf_counter()
+    assert shortcut("final answer" * 8 + " " * 10**6 + r"$\boxed{5}$", "5") is True
+    assert time.perf_counter() - start < 5
