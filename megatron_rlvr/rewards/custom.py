@@ -8,8 +8,12 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
+import numpy as np
+
+from megatron_rlvr.files import first_line
 from megatron_rlvr.types import UserError
 
 MATH_VERIFY = "math_verify"
@@ -29,9 +33,10 @@ def load_function(path: str) -> RewardFunction:
         raise UserError(f"rewards.function={path} is no import path; write it as package.module:function.")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except Exception as error:  # importing runs the module, which may raise anything
+        said = first_line(error) if isinstance(error, ImportError | AttributeError) else repr(error).splitlines()[0]
         raise UserError(
-            f"rewards.function={path} cannot be imported ({error}); name a function that Python finds from here."
+            f"rewards.function={path} cannot be imported ({said}); name a function that Python finds from here."
         ) from error
     if not callable(function):
         raise UserError(f"rewards.function={path} is a {type(function).__name__}, not a function; {REMEDY}.")
@@ -48,17 +53,26 @@ def read_value(path: str, value: Any) -> dict[str, float]:
     if "correctness" not in parts:
         raise UserError(f"rewards.function={path} returned a dict without 'correctness'; {REMEDY}.")
     for name, part in parts.items():
-        number = isinstance(part, int | float) and math.isfinite(part)
-        if not isinstance(name, str) or not name or not number:
-            raise UserError(f"rewards.function={path} returned {name!r}: {str(part)[:50]!r}, not finite; {REMEDY}.")
+        if not isinstance(name, str) or not name or not _is_finite(part):
+            shown = repr(part)[:50]
+            raise UserError(f"rewards.function={path} returned {name!r}: {shown}, not a finite number; {REMEDY}.")
     return {name: float(part) for name, part in parts.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether `value` is a number, also of numpy's, that a float can hold."""
+    try:
+        return isinstance(value, Real | np.bool_) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats
+        return False
 
 
 def _is_reward(promised: Any) -> bool:
     """Whether an annotation can mean a number or a dict; of a union, whether one of its members can."""
     if typing.get_origin(promised) in (typing.Union, types.UnionType):
         return any(_is_reward(member) for member in typing.get_args(promised))
-    return promised is Any or (typing.get_origin(promised) or promised) in (float, int, bool, dict, Mapping)
+    kind = typing.get_origin(promised) or promised
+    return kind in (Any, object) or (isinstance(kind, type) and issubclass(kind, (Real, np.bool_, Mapping)))
 
 
 def _check_signature(path: str, function: RewardFunction) -> None:

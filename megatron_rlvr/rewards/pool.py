@@ -85,10 +85,7 @@ class VerifierPool:
 
     def verify(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """The verdict on each (response, answer), in order; within len(pairs) * timeout / workers, rounded up."""
-        if os.getpid() != self._owner:
-            raise RuntimeError("a VerifierPool cannot be used in a forked child; make another one there")
-        if not self._finalizer.alive:
-            raise RuntimeError("this VerifierPool is closed")
+        self._check_usable()
         with self._lock:
             queue = _Queue(pairs, batch=max(1, min(LARGEST_BATCH, len(pairs) // (2 * self.workers))))
             try:
@@ -106,6 +103,7 @@ class VerifierPool:
 
     def start(self) -> None:
         """Start the server now instead of at the first pair. Raises UserError where it does not start."""
+        self._check_usable()
         with self._lock:
             self._server.start()
 
@@ -121,6 +119,12 @@ class VerifierPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError("a VerifierPool cannot be used in a forked child; make another one there")
+        if not self._finalizer.alive:
+            raise RuntimeError("this VerifierPool is closed")
 
     def _work_off(self, queue: _Queue) -> None:
         self._discard([worker for worker in self._pool if not worker.exchange()[1]])  # ended while idle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from megatron_rlvr.rewards.box import last_box, normalized_box, strict_box
@@ -80,8 +80,9 @@ class Scorer:
         self._counts.update(found.outcome for found in verdicts)
         for (group, trajectory), found in zip(owners, verdicts, strict=True):
             trajectory.score = found.score
-            trajectory.reward_parts = {"correctness": found.score, **found.parts}
-            trajectory.reward_parts |= self._penalties(trajectory, len(group.prompt.prefix))
+            penalties = self._penalties(trajectory, len(group.prompt.prefix))
+            _check_names(found.parts, penalties)
+            trajectory.reward_parts = {"correctness": found.score, **found.parts, **penalties}
             trajectory.reward = sum(trajectory.reward_parts.values())
 
     def close(self) -> None:
@@ -123,6 +124,14 @@ def score_groups(
 def training_accuracy(score: float) -> float:
     """The share of right answers that a mean score (or shaped reward) in [-1, 1] stands for: (score + 1) / 2."""
     return (score + 1) / 2
+
+
+def _check_names(parts: Mapping[str, float], penalties: Mapping[str, float]) -> None:
+    for name in penalties.keys() & parts.keys():
+        raise UserError(
+            f"rewards.function returned a part {name!r}, which a penalty of the rewards section sets too; "
+            "give the part another name or leave the penalty out."
+        )
 
 
 def _check_overlong(start: int | None, limit: int | None) -> None:

@@ -104,7 +104,7 @@ def _judged(judge: Judge, response: str, answer: str) -> dict[str, Any]:
         return {"outcome": "killed", "score": -1.0, "parts": {}, "detail": "ran into its memory limit"}
     except UserError as error:
         return {"fault": str(error)}
-    except Exception as error:
+    except BaseException as error:  # a function that exits in words, too
         return {"outcome": "crashed", "score": -1.0, "parts": {}, "detail": _first_words(error)}
 
 

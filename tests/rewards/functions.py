@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from typing import TypedDict
+
+import numpy as np
 
 
 def obedient(response: str, answer: str) -> float | dict[str, float]:
@@ -14,6 +18,8 @@ def obedient(response: str, answer: str) -> float | dict[str, float]:
             time.sleep(float(argument))
         case "exit":
             os._exit(int(argument))
+        case "leave":
+            sys.exit(int(argument))
         case "signal":
             os.kill(os.getpid(), int(argument))
         case "interrupt":
@@ -40,12 +46,28 @@ def shaped_yes(response: str, answer: str) -> dict[str, float]:
     return {"correctness": 1.0 if answer in response else -1.0, "style": 0.25}
 
 
+def own_overlong(response: str, answer: str) -> dict[str, float]:
+    return {"correctness": 1.0, "overlong": -0.5}
+
+
 def unannotated(response, answer):
     return 1.0
 
 
 def with_options(response: str, answer: str, scale: float = 1.0) -> dict[str, float]:
     return {"correctness": scale}
+
+
+class Parts(TypedDict):
+    correctness: float
+
+
+def typed_parts(response: str, answer: str) -> Parts:
+    return {"correctness": 1.0}
+
+
+def numpy_scalar(response: str, answer: str) -> np.float32:
+    return np.float32(1.0)
 
 
 def one_argument(response: str) -> float:

@@ -63,6 +63,7 @@ def test_every_way_to_misbehave_costs_its_own_pair_alone(pool: VerifierPool) -> 
         f"signal {signal.SIGTERM}": ("killed", f"was ended by signal {signal.SIGTERM}"),
         "hang-up now": ("killed", f"was ended by signal {signal.SIGKILL}"),
         "raise something": ("crashed", "ZeroDivisionError: something"),
+        "leave 4": ("crashed", "SystemExit: 4"),
         f"allocate {512 * MIB}": ("killed", "ran into its memory limit"),
     }
     pairs = []
@@ -74,7 +75,7 @@ def test_every_way_to_misbehave_costs_its_own_pair_alone(pool: VerifierPool) -> 
     assert {text: (v.outcome, v.detail) for text, v in zip(bad, verdicts[1::3], strict=True)} == bad
     assert {v.score for v in verdicts} == {1.0, -1.0} and [v.score for v in verdicts[1::3]] == [-1.0] * len(bad)
     counted = {outcome: pool.counts[outcome] - before[outcome] for outcome in pool.counts}
-    assert counted == {"correct": 8, "wrong": 8, "unparsable": 0, "timeout": 1, "killed": 4, "crashed": 3}
+    assert counted == {"correct": 9, "wrong": 9, "unparsable": 0, "timeout": 1, "killed": 4, "crashed": 4}
 
 
 def test_memory_within_the_limit_is_given_and_a_worker_that_grew_is_replaced(pool: VerifierPool) -> None:
@@ -89,8 +90,8 @@ def test_parts_come_back_beside_correctness(pool: VerifierPool) -> None:
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        ("text five", "returned 'correctness': 'five', not finite; write it as def"),
-        ("infinite", "returned 'correctness': 'inf'"),
+        ("text five", "returned 'correctness': 'five', not a finite number; write it as def"),
+        ("infinite", "returned 'correctness': inf, not"),
         ("nothing", "returned a dict without 'correctness'"),
     ],
 )
@@ -170,6 +171,8 @@ def test_a_forked_child_and_a_closed_pool_are_refused(pool: VerifierPool) -> Non
     closed.close()
     with pytest.raises(RuntimeError, match="closed"):
         closed.verify([("a", "a")])
+    with pytest.raises(RuntimeError, match="closed"):
+        closed.start()
     with pytest.raises(ValueError, match="workers"):
         VerifierPool(0)
 

@@ -117,6 +117,12 @@ def test_parts_of_a_custom_function_shape_the_reward_and_not_the_score() -> None
     assert flat(batch)[0].reward_parts == {"correctness": 1.0, "brevity": -0.25, "language": 0.5, "overlong": -0.5}
     assert [t.score for t in flat(batch)] == [1.0, 1.0, -1.0, -1.0]
     assert [t.reward for t in flat(batch)] == [0.75, 0.5, -1.5, -1.5]
+    named_alike = {**options, "function": "tests.rewards.functions:own_overlong"}
+    with (
+        Scorer("custom", **named_alike) as scorer,
+        pytest.raises(UserError, match="a part 'overlong', which a penalty"),
+    ):
+        scorer.score(batch)
 
 
 def test_training_accuracy_maps_scores_to_shares() -> None:
