@@ -27,6 +27,7 @@ from megatron_rlvr.types import UserError
 Direction = Literal["hf-to-megatron", "megatron-to-hf"]
 
 HF_FOLDER = "hf"  # inside a converted checkpoint: companions and weight headers of the model that it came from
+_EMBEDDING = "embedding.word_embeddings.weight"
 _OVERRIDES = ("actor", "launch", "logging", "model")
 
 
@@ -161,6 +162,7 @@ def _plan_to_hf(source: Path, target: Path, overrides: Sequence[str], max_shard_
         )
     config = _config(model or source, target, overrides, manifest.layout["dtype"])
     _check_layout(config)
+    _check_embedding(source, manifest, config)
     given = any(parse_override(text)[0] == ("actor", "dtype") for text in overrides)
     return Job(
         direction="megatron-to-hf",
@@ -170,6 +172,18 @@ def _plan_to_hf(source: Path, target: Path, overrides: Sequence[str], max_shard_
         keep_dtype=model == source / HF_FOLDER and not named and not given,
         max_shard_bytes=max_shard_bytes,
     )
+
+
+def _check_embedding(source: Path, manifest: Manifest, config: RunConfig) -> None:
+    """Refuse another model's files: dist_checkpointing reads an embedding of any height without a word."""
+    spec, parts = read_model_spec(config.model.path), manifest.layout["tensor_parallel"]
+    expected = (-(-spec.vocab_size // parts) * parts, spec.hidden_size)
+    stored = manifest.tensors.get(_EMBEDDING)
+    if stored is None or stored.shape != expected:
+        raise UserError(
+            f"{source} holds {_EMBEDDING} {list(stored.shape) if stored else 'nowhere'}, but the config.json of "
+            f"{config.model.path} asks for {list(expected)}; let model.path name the model that it was made from."
+        )
 
 
 def _model_of(source: Path, manifest: Manifest) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_rlvr.checkpoint.manifest import Manifest, StoredTensor, write_manifest
 from megatron_rlvr.cli import main
 from tests.hf.checkpoints import BASE, MOE, random_tensors, write_directory
 
@@ -96,6 +97,18 @@ def test_wrong_arguments_are_refused(
     message = refused(capsys, *words)
     assert all(part in message for part in parts), message
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "model"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = -(-CONFIG["vocab_size"] // 2) * 2  # as tensor parallelism 2 pads it
+    shape = (rows + 2, CONFIG["hidden_size"])
+    tensors = {"embedding.word_embeddings.weight": StoredTensor(shape, "bfloat16", 2 * shape[0] * shape[1], 2)}
+    layout = {"tensor_parallel": 2, "dtype": "bf16"}
+    write_manifest(tmp_path, Manifest("model", 0, layout, {}, {}, tensors))
+    message = refused(capsys, "megatron-to-hf", tmp_path, tmp_path.parent / "out", f"model.path={model}")
+    assert f"embedding.word_embeddings.weight {list(shape)}" in message and f"[{rows}, {shape[1]}]" in message
 
 
 @pytest.mark.nightly

@@ -97,7 +97,11 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         tensors = {name: StoredTensor(**{**each, "shape": tuple(each["shape"])}) for name, each in
                    content.pop("tensors").items()}  # fmt: skip
-        return Manifest(**content, tensors=tensors)
+        manifest = Manifest(**content, tensors=tensors)
+        sound = all(isinstance(each, dict) for each in (manifest.layout, manifest.details, *manifest.files.values()))
+        if not sound or not isinstance(manifest.step, int) or not all("bytes" in f for f in manifest.files.values()):
+            raise TypeError("an entry is of another form than this package writes")
+        return manifest
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({error}); use another checkpoint") from None
 

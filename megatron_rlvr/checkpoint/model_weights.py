@@ -16,6 +16,8 @@ from megatron_rlvr.config.tree import ActorConfig
 from megatron_rlvr.files import locked
 from megatron_rlvr.types import UserError
 
+_NOT_WEIGHTS = ("optimizer.", "reference.")  # how the other tensors of a training checkpoint begin
+
 
 def save_model_weights(
     target: Path,
@@ -59,7 +61,9 @@ def load_model_weights(directory: Path, chunks: Sequence[Any]) -> Manifest:
     manifest = read_manifest(directory)
     check_files(directory, manifest)
     slots = parameter_slots(chunks)
-    check_tensors(directory, manifest, [slot.piece.key for slot in slots])
+    keys = [slot.piece.key for slot in slots]
+    check_tensors(directory, manifest, keys)
+    _check_all_wanted(directory, manifest, keys)
     load_model(slots, directory / TENSORS)
     return manifest
 
@@ -70,6 +74,19 @@ def check_tensors(directory: Path, manifest: Manifest, keys: Sequence[str]) -> N
     if missing:
         raise UserError(
             f"checkpoint {directory} has no tensor {missing[0]} ({len(missing)} of {len(set(keys))} are missing); it "
+            "belongs to another model"
+        )
+
+
+def _check_all_wanted(directory: Path, manifest: Manifest, keys: Sequence[str]) -> None:
+    """Raise UserError naming the first weight that no rank's model has a place for; a collective."""
+    everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, list(keys))
+    weights = {name for name in manifest.tensors if not name.startswith(_NOT_WEIGHTS)}
+    unwanted = sorted(weights.difference(*everyone))
+    if unwanted:
+        raise UserError(
+            f"checkpoint {directory} has {unwanted[0]} ({len(unwanted)} such tensors), which the model lacks; it "
             "belongs to another model"
         )
 

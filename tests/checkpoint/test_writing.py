@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from megatron_rlvr.checkpoint import training, writing
 from megatron_rlvr.checkpoint.finding import newest_valid, step_directory
-from megatron_rlvr.checkpoint.manifest import TENSORS
+from megatron_rlvr.checkpoint.manifest import MANIFEST, TENSORS, read_manifest
 from megatron_rlvr.checkpoint.model_weights import load_model_weights
 from megatron_rlvr.checkpoint.training import Checkpoints
 from megatron_rlvr.types import UserError
@@ -108,6 +109,20 @@ def test_a_changed_index_is_not_opened(tmp_path):
     (path / TENSORS / "__0_0.distcp").write_bytes(b"another bytes!")
     with pytest.raises(UserError, match=r"__0_0.distcp is not what the checkpoint's manifest says"):
         load_model_weights(path, [])
+
+
+def test_a_weight_that_the_model_has_no_place_for_is_named(one_rank, tmp_path):
+    path = make_checkpoint(tmp_path, 2, run_config(tmp_path), kind="model")
+    with pytest.raises(UserError, match=r"has decoder\.weight .*belongs to another model"):
+        load_model_weights(path, [])
+
+
+@pytest.mark.parametrize(("key", "value"), [("files", 3), ("files", {"a": 5}), ("details", []), ("step", "x")])
+def test_a_manifest_of_another_form_is_refused(tmp_path, key, value):
+    file = make_checkpoint(tmp_path, 2, run_config(tmp_path)) / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        read_manifest(file.parent)
 
 
 @pytest.mark.parametrize(
