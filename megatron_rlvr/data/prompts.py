@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,12 @@ from megatron_rlvr.types import Prompt, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BOX = "\\boxed{}"
+# A box to be filled in: \boxed{}, \boxed{<final_answer>}, \boxed{your answer}, or the bare command in a sentence.
+ASKS_FOR_BOX = re.compile(
+    r"\\boxed(?![A-Za-z0-9{]|\s+[0-9{])|\\boxed\s?\{\s?(?:<[^<>{}]{0,40}>|\[[^\[\]{}]{0,40}\]|\.{3}|\\[lc]?dots"
+    r"|(?:\\text\{)?(?:(?:your|the|final)[ _])*answer(?:[ _]here)?\}?)?\s?\}",
+    re.IGNORECASE,
+)
 DEFAULT_KEYS = ("problem", "answer")
 Cell = tuple[str, Any]  # column, value
 
@@ -134,7 +140,7 @@ def _token_ids(
 
 def with_instruction(problem: str, suffix: str) -> str:
     r"""`problem` and `suffix`; one that asks for a ``\boxed{}`` is left out where the problem does so itself."""
-    return problem if BOX in suffix and BOX in problem else problem + suffix
+    return problem if ASKS_FOR_BOX.search(suffix) and ASKS_FOR_BOX.search(problem) else problem + suffix
 
 
 def _has(row: Mapping[str, Any], key: str) -> bool:

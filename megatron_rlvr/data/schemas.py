@@ -4,7 +4,7 @@ A path goes through structs with dots. A problem is a text, or chat messages of 
 
     plain        the value as it is written
     integer      a number that the set stores as a float: 27.0 is "27"
-    hashes       what stands behind the last ``####`` of a worked solution, without thousands separators
+    hashes       what stands behind the last ``####`` of a worked solution, without thousands separators; None without
     list         the values of a list, joined by a comma where there are several; dollar signs around them are dropped
 
 A file of one's own needs no entry: columns `problem` and `answer`, or data.prompt_key and data.answer_key.
@@ -103,7 +103,7 @@ def answer_text(value: Any, form: AnswerForm) -> Any:
     if form == "list" and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
         return ", ".join(part.strip().strip("$").strip() for part in value)
     if form == "hashes" and isinstance(value, str):
-        return value.rpartition("####")[2].strip().replace(",", "")
+        return value.rpartition("####")[2].strip().replace(",", "") if "####" in value else None
     if form == "integer" and _is_number(value) and float(value).is_integer():
         return str(int(float(value)))
     return value if isinstance(value, str) or not _is_number(value) else json.dumps(value)
@@ -116,6 +116,8 @@ def _fits(schema: Schema, row: Mapping[str, Any]) -> bool:
         return False
     if schema.form == "hashes":
         return isinstance(answer, str) and "####" in answer
+    if schema.form == "integer" and not (_is_number(answer) and str(answer).endswith(".0")):
+        return False  # sets with the same columns hold text
     return isinstance(problem_text(problem), str) and isinstance(answer, list | tuple) == (schema.form == "list")
 
 

@@ -106,6 +106,10 @@ def test_the_boxed_instruction_is_there_once(tokenizer_directory: Path) -> None:
     assert with_instruction("1 + 1" + suffix, suffix) == "1 + 1" + suffix
     assert with_instruction("Put it within \\boxed{}: 1 + 1", suffix).count("boxed{}") == 1
     assert with_instruction("Put it within \\boxed{}: 1 + 1", " Think.").endswith(" Think.")
+    for asks in ("{<final_answer>}", "{ }", "{\\text{Answer}}", "{your final answer}", "{...}", "."):
+        assert with_instruction(f"1 + 1 within \\boxed{asks}", suffix).count("boxed") == 1
+    for shows in ("{5}", "{x}", " {7}", "5", "{\\boxed{11}\\times 2}", "{\\textbf{T A G}}"):
+        assert with_instruction(f"what is \\boxed{shows}", suffix).endswith(suffix)
     problems = [Problem("s:1", "1 + 2 \\boxed{}", "3")]
     (prompt,) = tokenize_problems(
         problems, load_tokenizer(tokenizer_directory), chat_template=False, suffix=suffix, max_prompt_length=6

@@ -85,6 +85,14 @@ def test_each_published_set_is_read_from_its_own_columns(
     assert load_problems(folder) == expected  # the same files by hand: found out from their columns
 
 
+def test_text_answers_are_not_taken_for_floats_and_a_solution_without_its_mark_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"question": "q", "answer": "3.50"}\n{"question": "r", "answer": "4.0"}\n')
+    assert [problem.answer for problem in load_problems(tmp_path / "text.jsonl")] == ["3.50", "4.0"]
+    (tmp_path / "gsm.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "so 2"}\n')
+    with pytest.raises(UserError, match=r"gsm.jsonl:2 has 'answer': null"):
+        load_problems(tmp_path / "gsm.jsonl")
+
+
 def test_the_table_has_every_set_of_the_suites_once() -> None:
     names = [schema.name for schema in SCHEMAS]
     assert len(set(names)) == len(names) and set(ROWS) <= set(names) and {"gsm8k_train", "amc24"} <= set(names)
