@@ -99,8 +99,8 @@ def _request(options: argparse.Namespace) -> Request:
     )
 
 
-def _submit(run_dir: Path, chain: int) -> tuple[str, ...]:
-    """Submit what was rendered; a chain shares one name, of which one job runs at a time."""
+def submit_rendered(run_dir: Path, chain: int = 1) -> tuple[str, ...]:
+    """Submit what was rendered; the ids. A chain of jobs shares one name, of which one runs at a time."""
     files = SubmissionFiles(run_dir)
     options = ["--dependency=singleton"] if chain > 1 else []
     ids = tuple(submit(files.script, *options) for _ in range(chain))
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         by_hand = "" if RunFiles(request.run_dir).metrics.exists() else f", or by hand: sbatch {files.script}"
         print(f"nothing was submitted; add --submit or --follow{by_hand}")
         return 0
-    _submit(request.run_dir, request.chain)
+    submit_rendered(request.run_dir, request.chain)
     return follow(request.run_dir, options.poll) if options.follow else 0
 
 

@@ -43,6 +43,8 @@ def main(behaviour: str) -> int:
     if behaviour == "finish-at-second-start" and int(os.environ.get("SLURM_RESTART_COUNT", "0")):
         return 0
     if behaviour == "finish":
+        return 0
+    if behaviour == "finish-after-servers":
         while sum("{" in log.read_text() for log in Path(sys.argv[3]).parent.glob("rollout/rank*.log")) < 2:
             time.sleep(0.1)
         return 0

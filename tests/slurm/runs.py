@@ -36,7 +36,7 @@ def write_run(root: Path, name: str, **sections: dict[str, Any]) -> Path:
         "actor": {"dtype": "float32", "micro_batch_tokens": 1024, "tensor_parallel": 2},
         "optimizer": {"lr": 3e-3, "warmup_fraction": 0.0},
         "trainer": {"updates": UPDATES, "mini_batch_size": 4},
-        "checkpoint": {"interval": 1, "keep": 9},
+        "checkpoint": {"interval": 2, "keep": 9},
         "logging": {"progress": False},
     }
     for section, values in sections.items():

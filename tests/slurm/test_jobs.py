@@ -19,7 +19,8 @@ import pytest
 from launch.attempts import last_update, read_history
 from launch.jobs import Request, prepare
 from launch.slurm import main as launch_slurm
-from launch.submission import SubmissionFiles, job_states, submit
+from launch.slurm import submit_rendered
+from launch.submission import SubmissionFiles, job_states
 from megatron_rlvr.config.load import load_config
 from tests.e2e.commands import REPOSITORY, read_metrics
 from tests.slurm.mini import GPUS, MiniSlurm
@@ -41,9 +42,9 @@ def root(cluster: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def _submit_trivial(
-    root: Path, name: str, behaviour: str, *options: str, kind: str = "train", nodes: int = 2, sections=None, **profile
-) -> str:
-    """A job whose ranks do what rank.py says."""
+    root: Path, name: str, behaviour: str, *, kind="train", nodes=2, chain=1, sections=None, **profile
+) -> tuple[str, ...]:
+    """Jobs whose ranks do what rank.py says; their ids."""
     request = Request(
         kind,
         load_config(write_run(root, name, **(sections or {}))),
@@ -52,10 +53,10 @@ def _submit_trivial(
         rollout_tensor_parallel=4,
         rank_arguments=f"{RANK} {behaviour}",
         server_arguments=f"{RANK} serve",
+        sweep=("seed=3,4", "loss.name=grpo,respo") if kind == "sweep" else (),
     )
     prepare(request)
-    files = SubmissionFiles(root / name)
-    return submit(files.script, *options)
+    return submit_rendered(root / name, chain)
 
 
 def _words(root: Path, name: str, *more: str, **profile) -> list[str]:
@@ -64,31 +65,30 @@ def _words(root: Path, name: str, *more: str, **profile) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def jobs(root: Path) -> dict[str, str]:
+def undisturbed(root: Path) -> tuple[Path, str]:
+    """A training over two nodes that nothing happens to: its directory and job."""
+    assert launch_slurm([*_words(root, "undisturbed", "--submit"), "checkpoint.interval=null"]) == 0
+    return root / "undisturbed", SubmissionFiles(root / "undisturbed").read_job().ids[0]
+
+
+@pytest.fixture(scope="module")
+def jobs(root: Path, undisturbed: tuple[Path, str]) -> dict[str, str]:
     """Jobs without training, all waiting or running at once; name -> id."""
     short = {"time": "00:01:00", "signal_seconds": 58, "requeue": False, "environment": {"PATH": f"{root}/bin:$PATH"}}
     recorded = {"profile": {"tool": "nsys", "ranks": [0]}}
     (root / "bin").mkdir()
     (root / "bin/nsys").symlink_to(REPOSITORY / "tests/launch/fake_nsys")
-    ids = {
-        "roles": _submit_trivial(root, "roles", "finish", kind="disaggregated"),
-        "crashes": _submit_trivial(root, "crashes", "crash-of-rank-1", max_crashes=2),
-        "terminated": _submit_trivial(root, "terminated", "wait", kind="disaggregated", max_crashes=1),
-        "chain1": _submit_trivial(
-            root, "chain", "finish-once-stopped", "--dependency=singleton", sections=recorded, **short
-        ),
-    }
     only = {"nodes": 1, "sbatch": [f"--nodelist={PREEMPTED}"]}
-    ids["preempted"] = _submit_trivial(root, "preempted", "finish-at-second-start", **only)
-    ids["chain2"] = submit(SubmissionFiles(root / "chain").script, "--dependency=singleton")
-    return ids
-
-
-@pytest.fixture(scope="module")
-def sweep(root: Path, jobs: dict[str, str]) -> str:
-    """Two trainings over two nodes as one array; its id."""
-    assert launch_slurm(_words(root, "sweep", "--job", "sweep", "--sweep", "seed=0,1", "--submit")) == 0
-    return SubmissionFiles(root / "sweep").read_job().ids[0]
+    chain = _submit_trivial(root, "chain", "finish-once-stopped", chain=2, sections=recorded, **short)
+    return {
+        "roles": _submit_trivial(root, "roles", "finish-after-servers", kind="disaggregated")[0],
+        "sweep": _submit_trivial(root, "sweep", "finish", kind="sweep")[0],
+        "crashes": _submit_trivial(root, "crashes", "crash-of-rank-1", max_crashes=2)[0],
+        "terminated": _submit_trivial(root, "terminated", "wait", kind="disaggregated", max_crashes=1)[0],
+        "preempted": _submit_trivial(root, "preempted", "finish-at-second-start", **only)[0],
+        "chain1": chain[0],
+        "chain2": chain[1],
+    }
 
 
 def _until(condition: Callable[[], bool], seconds: float = 240) -> None:
@@ -162,6 +162,18 @@ def test_a_run_that_crashes_again_at_the_same_place_is_given_up(
     assert "rank 1 failed first (exit code 7)" in history.gave_up and "the disk is full" in history.gave_up
 
 
+def test_an_array_starts_one_run_a_task(root: Path, jobs: dict[str, str], cluster: MiniSlurm) -> None:
+    runs = [root / f"sweep/seed-{seed}_name-{name}" for seed in (3, 4) for name in ("grpo", "respo")]
+    for task, run_dir in enumerate(runs):
+        job = f"{jobs['sweep']}_{task}"
+        assert cluster.wait_for(job, *ENDED) == "COMPLETED", _show(root, f"sweep/{run_dir.name}")
+        assert [(a.job, a.outcome) for a in read_history(run_dir).attempts] == [(job, "finished")]
+        config = load_config(run_dir / "config.yaml")
+        assert (f"seed-{config.seed}_name-{config.loss.name}", config.run_dir) == (run_dir.name, run_dir)
+    ports = {_place(root, f"sweep/{run_dir.name}", "train", 0)["MASTER_PORT"] for run_dir in runs}
+    assert len(ports) == 4  # of jobs that may share a node
+
+
 def test_a_chain_goes_on_where_the_time_limit_stopped_it(root: Path, jobs: dict[str, str], cluster: MiniSlurm) -> None:
     assert cluster.wait_for(jobs["chain2"], *ENDED) == "COMPLETED", _show(root, "chain")
     attempts = read_history(root / "chain").attempts
@@ -218,8 +230,10 @@ def _held_after(run_dir: Path, update: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subprocess.CompletedProcess[str], list[str]]:
-    """The run with seed 0 again: its directory, what --follow said, the nodes of its first and last attempt."""
+def disturbed(
+    root: Path, undisturbed: tuple[Path, str], cluster: MiniSlurm
+) -> tuple[Path, subprocess.CompletedProcess[str], list[str]]:
+    """The same run again: its directory, what --follow said, the nodes of its first and last attempt."""
     run_dir, nodes = root / "disturbed", []
     words = _words(root, "disturbed", "--follow", "--poll", "0.5", sbatch=[f"--exclude={PREEMPTED}"])
     follow = subprocess.Popen(
@@ -248,7 +262,7 @@ def disturbed(root: Path, sweep: str, cluster: MiniSlurm) -> tuple[Path, subproc
 
 @pytest.mark.timeout(600)
 def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_one(
-    root, disturbed, sweep, cluster
+    root, disturbed, undisturbed, cluster
 ) -> None:
     run_dir, followed, nodes = disturbed
     assert followed.returncode == 0, followed.stdout + _show(root, "disturbed")
@@ -258,21 +272,11 @@ def test_a_run_that_is_requeued_and_loses_a_node_has_the_bits_of_an_undisturbed_
     assert attempts[1].outcome in ("running", "crashed")  # nobody was left to say so, or the other node noticed first
     assert attempts[2].outcome == "finished"
     assert LOST[-1] in nodes[0] and LOST[-1] not in nodes[1]
-    undisturbed = root / "sweep/seed-0"
-    assert cluster.wait_for(f"{sweep}_0", *ENDED) == "COMPLETED", _show(root, "sweep/seed-0")
-    assert read_metrics(run_dir) == read_metrics(undisturbed)
-    assert (run_dir / "model/model.safetensors").read_bytes() == (undisturbed / "model/model.safetensors").read_bytes()
-
-
-def test_an_array_trains_one_run_a_task_over_two_nodes(root: Path, sweep: str, cluster: MiniSlurm) -> None:
-    for task in range(2):
-        assert cluster.wait_for(f"{sweep}_{task}", *ENDED) == "COMPLETED", _show(root, f"sweep/seed-{task}")
-        assert [(a.job, a.outcome) for a in read_history(root / f"sweep/seed-{task}").attempts] == [
-            (f"{sweep}_{task}", "finished")
-        ]
-    first, second = (read_metrics(root / f"sweep/seed-{seed}") for seed in range(2))
-    assert [row["step"] for row in first] == list(range(1, UPDATES + 1)) == [row["step"] for row in second]
-    assert first != second
+    other, job = undisturbed
+    assert cluster.wait_for(job, *ENDED) == "COMPLETED", _show(root, "undisturbed")
+    assert [row["step"] for row in read_metrics(other)] == list(range(1, UPDATES + 1))
+    assert read_metrics(run_dir) == read_metrics(other)
+    assert (run_dir / "model/model.safetensors").read_bytes() == (other / "model/model.safetensors").read_bytes()
 
 
 def test_following_shows_states_and_the_run_s_output(disturbed) -> None:
