@@ -10,7 +10,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def run_ranks(module: str, world_size: int, *arguments: str, log_dir: Path, timeout: int = 300) -> str:
+def run_ranks(module: str, world_size: int, *arguments: str, log_dir: Path, timeout: int = 600) -> str:
     """Run `python -m module arguments` on `world_size` ranks; returns what they printed, fails the test on an error."""
     launch = (
         "import sys; from pathlib import Path; from launch.local import run_local\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def run_python(*arguments: str | Path, check: bool = True, timeout: int = 580) -> subprocess.CompletedProcess:
+def run_python(*arguments: str | Path, check: bool = True, timeout: int = 1000) -> subprocess.CompletedProcess:
     """`python ARGUMENTS` in the repository; fails the test with what was printed unless `check` is off."""
     environment = dict(os.environ, PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     command = [sys.executable, *map(str, arguments)]
