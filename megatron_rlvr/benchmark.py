@@ -101,7 +101,7 @@ def compare(directories: Sequence[Path], settings: Sequence[str]) -> str:
     suites = [build_tree(_stored_suite(directory), SuiteConfig) for directory in directories]
     labels = _labels(directories)
     runs = {label: load_scores(place / "scores.json") for label, place in zip(labels, directories, strict=True)}
-    tree = comparison.compare(suites[0], runs, {label: s.model for label, s in zip(labels, suites, strict=True)})
+    tree = comparison.compare(runs, dict(zip(labels, suites, strict=True)))
     page = comparison.markdown(tree)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "comparison.json", _json(tree))

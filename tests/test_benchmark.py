@@ -149,8 +149,11 @@ def test_stored_responses_are_judged_again_and_runs_compared(job, monkeypatch, c
 
     output = job / "comparison"
     assert cli.main(["eval", "compare", str(job / "through"), str(job / "other"), f"output={output}"]) == 0
-    assert "| other − through | **average** |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| other − through | **average** |" in printed
+    assert "judged differently (through by strict_box, other by normalized_box)" in printed
     tree = json.loads((output / "comparison.json").read_text())
+    assert [(found["verifier"], found["seed"]) for found in tree["runs"].values()][1] == ("normalized_box", 2)
     (contrast,) = tree["contrasts"]
     difference = after["benchmarks"]["sampled"]["mean"] - before_mean(job)
     assert contrast["benchmarks"]["sampled"]["difference"] == pytest.approx(difference)

@@ -8,24 +8,34 @@ from itertools import combinations
 from typing import Any
 
 from megatron_rlvr.evaluation import statistics
-from megatron_rlvr.evaluation.results import Scores, binned, results_table, shared_bins, summarise, table, tables_of
+from megatron_rlvr.evaluation.results import (
+    Scores,
+    binned,
+    results_table,
+    shared_bins,
+    summarise,
+    table,
+    tables_of,
+    verifier_name,
+)
 from megatron_rlvr.evaluation.suite import SuiteConfig
 from megatron_rlvr.types import UserError
 
 Tree = dict[str, Any]
 
 
-def compare(suite: SuiteConfig, runs: Mapping[str, Scores], models: Mapping[str, str]) -> Tree:
-    """Results of all runs under the first one's suite, and a contrast for each pair of them.
+def compare(runs: Mapping[str, Scores], suites: Mapping[str, SuiteConfig]) -> Tree:
+    """Results of all runs with the first one's average, bootstrap and bins, and a contrast for each pair of them.
 
-    runs     label to scores; models: label to the model evaluated
+    runs     label to scores; suites: label to the suite that the run was evaluated with
 
     A contrast is second minus first. Raises UserError where the runs were not asked the same problems.
     """
     labels = list(runs)
+    suite = suites[labels[0]]
     for label in labels[1:]:
         check_same_problems(labels[0], runs[labels[0]], label, runs[label])
-    trees = {label: summarise(suite, scores) | {"model": models[label]} for label, scores in runs.items()}
+    trees = {label: summarise(suite, scores) | _own(suites[label]) for label, scores in runs.items()}
     bins = shared_bins(list(runs.values()), suite.length_bins)
     for label, tree in trees.items():
         tree.pop("length_bins", None)
@@ -67,10 +77,23 @@ def markdown(tree: Tree) -> str:
         "",
         "## Paired contrasts",
         "",
+        *_verifier_lines(runs),
         *_contrast_lines(tree["contrasts"]),
         *_bin_lines(runs),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _own(suite: SuiteConfig) -> Tree:
+    """What a run's results say of how it was evaluated itself."""
+    return {"model": suite.model, "engine": suite.engine.name, "seed": suite.seed, "verifier": verifier_name(suite)}
+
+
+def _verifier_lines(runs: Mapping[str, Tree]) -> list[str]:
+    if len({tree["verifier"] for tree in runs.values()}) == 1:
+        return []
+    judges = ", ".join(f"{label} by {tree['verifier']}" for label, tree in runs.items())
+    return [f"The runs were judged differently ({judges}): `eval rescore` them alike before reading a difference.", ""]
 
 
 def _contrasts(
@@ -78,7 +101,8 @@ def _contrasts(
 ) -> Tree:
     first, second = (list(tables.values())[number] for number in (a, b))
     drawn = {name: values[:, b] - values[:, a] for name, values in replicates.items()}
-    total = statistics.averaged(drawn, statistics.weights(first, kind))
+    ours, theirs = (statistics.averaged(replicates, statistics.weights(scores, kind)) for scores in (first, second))
+    total = theirs[:, b] - ours[:, a]  # each with its own numbers of samples, which weigh in a micro average
     whole = statistics.average(second, kind) - statistics.average(first, kind)
     return {
         "average": asdict(statistics.contrast(whole, total)),

@@ -27,7 +27,7 @@ def summarise(suite: SuiteConfig, scores: Scores) -> Tree:
         "model": suite.model,
         "engine": suite.engine.name,
         "seed": suite.seed,
-        "verifier": suite.verifier.name,
+        "verifier": verifier_name(suite),
         "bootstrap": suite.bootstrap.model_dump(),
         "headline": suite.average,
         "average": {kind: _average(tables, replicates, kind) for kind in KINDS},
@@ -35,6 +35,13 @@ def summarise(suite: SuiteConfig, scores: Scores) -> Tree:
     }
     bins = shared_bins([scores], suite.length_bins)
     return tree | ({} if bins is None else {"length_bins": binned(bins, scores)})
+
+
+def verifier_name(suite: SuiteConfig) -> str:
+    """What judged, with the settings that change verdicts: "math_verify", "math_verify with guard", "custom a.b:f"."""
+    verifier = suite.verifier
+    name = f"custom {verifier.function}" if verifier.name == "custom" else verifier.name
+    return f"{name} with guard" if verifier.guard and verifier.name == "math_verify" else name
 
 
 def tables_of(scores: Scores) -> dict[str, ArrayLike]:

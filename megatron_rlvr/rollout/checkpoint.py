@@ -30,7 +30,8 @@ def check_model_length(config: Mapping[str, Any], max_model_len: int) -> None:
     if longest is not None and max_model_len > longest:
         raise UserError(
             f"max_model_len {max_model_len} is more than the model's max_position_embeddings {longest}; "
-            "lower data.max_prompt_length or rollout.max_response_length"
+            "lower data.max_prompt_length or rollout.max_response_length (of a suite: prompt.max_prompt_length or a "
+            "benchmark's max_response_length)"
         )
 
 
