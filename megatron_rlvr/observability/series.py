@@ -19,6 +19,8 @@ Points = tuple[list[int], list[float]]
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """One row per step in order: lines of the same step are merged, the later value wins (as after a resume).
 
+    NaN and infinite values count as not logged.
+
     Raises UserError: there is none, or a line before the last is not JSON.
     """
     path = RunFiles(run_dir).metrics
@@ -28,7 +30,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_no_value)
             rows.setdefault(int(row["step"]), {}).update(row)
         except (ValueError, KeyError, TypeError):
             if number < len(lines):  # a run that was killed may leave its last line unfinished
@@ -40,10 +42,18 @@ def points(rows: Iterable[Row], names: Sequence[str]) -> Points:
     """Steps and finite values of the first of `names` that any row holds."""
     rows = list(rows)
     for name in names:
-        pairs = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        pairs = [(row["step"], row[name]) for row in rows if _is_finite(row.get(name))]
         if pairs:
             return [step for step, _ in pairs], [float(value) for _, value in pairs]
     return [], []
+
+
+def _no_value(constant: str) -> None:
+    """NaN and infinities, which Python's JSON writes and others' do not: a row without that metric."""
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def held_out(rows: Iterable[Row]) -> dict[str, Points]:

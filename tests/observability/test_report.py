@@ -17,6 +17,7 @@ from megatron_rlvr.observability.drawing import band
 from megatron_rlvr.observability.groups import group_runs, read_run
 from megatron_rlvr.observability.page import Section, Table, to_html, to_markdown
 from megatron_rlvr.observability.report import plot
+from megatron_rlvr.observability.series import points, read_metrics
 from megatron_rlvr.types import UserError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -100,3 +101,10 @@ def test_pages_escape_what_would_break_them(tmp_path: Path) -> None:
     sections = [Section("T <1>", ["a & b"], [Table(["k|l", "v"], [["x<y", "1"]])])]
     assert "<h2>T &lt;1&gt;</h2>" in to_html("p", sections) and "<td>x&lt;y</td>" in to_html("p", sections)
     assert "| k\\|l | v |\n|---|---:|\n| x<y | 1 |" in to_markdown("p", sections, tmp_path)
+
+
+def test_values_that_are_no_numbers_count_as_not_logged(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "a": 0.5, "b": NaN}', '{"step": 2, "a": Infinity, "b": 1e999}', '{"step": 3, "a": "x"}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = read_metrics(tmp_path)
+    assert points(rows, ["a"]) == ([1], [0.5]) and points(rows, ["b"]) == ([], [])
