@@ -24,6 +24,7 @@ ASKS_FOR_BOX = re.compile(
     r"|(?:\\text\{)?(?:(?:your|the|final)[ _])*answer(?:[ _]here)?\}?)?\s?\}",
     re.IGNORECASE,
 )
+SURROGATE = re.compile("[\ud800-\udfff]")
 DEFAULT_KEYS = ("problem", "answer")
 Cell = tuple[str, Any]  # column, value
 
@@ -160,8 +161,13 @@ def _value(row: Mapping[str, Any], key: str, where: str) -> Any:
         raise UserError(f"{where} has no {key!r}, {hint}; add it, or name the right key in the data section.") from None
 
 
+def is_text(value: Any) -> bool:
+    """Whether a cell holds something that a tokenizer takes: more than white space, and no half of a surrogate pair."""
+    return isinstance(value, str) and bool(value.strip()) and SURROGATE.search(value) is None
+
+
 def _check_text(where: str, key: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.strip():
+    if not is_text(value):
         shown = json.dumps(value, default=str)
         raise UserError(f"{where} has {key!r}: {shown}, not a text or a number; fill it or remove the line.")
 

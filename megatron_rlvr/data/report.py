@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron_rlvr.data.prompts import Problem, prompt_lengths, read_cells
+from megatron_rlvr.data.prompts import Problem, is_text, prompt_lengths, read_cells
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ def inspect_source(
     """Read a source to its end whatever its values are. Raises UserError where it cannot be read or lacks a column."""
     problems, missing = [], []
     for name, _, (_, text), (_, answer) in read_cells(source, prompt_key, answer_key):
-        if isinstance(text, str) and text.strip() and isinstance(answer, str) and answer.strip():
+        if is_text(text) and is_text(answer):
             problems.append(Problem(name, text, answer))
         else:
             missing.append(name)

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from megatron_rlvr.data import SCHEMAS, Problem, load_problems
+from megatron_rlvr.data.report import inspect_source
 from megatron_rlvr.data.schemas import detect, problem_text
 from megatron_rlvr.data.sources import download, published
 from megatron_rlvr.types import UserError
@@ -91,6 +92,13 @@ def test_text_answers_are_not_taken_for_floats_and_a_solution_without_its_mark_i
     (tmp_path / "gsm.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "so 2"}\n')
     with pytest.raises(UserError, match=r"gsm.jsonl:2 has 'answer': null"):
         load_problems(tmp_path / "gsm.jsonl")
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "half.jsonl").write_text('{"problem": "a\\ud800", "answer": "1"}\n')
+    with pytest.raises(UserError, match=r"half.jsonl:1 has 'problem'"):
+        load_problems(tmp_path / "half.jsonl")
+    assert inspect_source(tmp_path / "half.jsonl").missing == ["half:1"]
 
 
 def test_the_table_has_every_set_of_the_suites_once() -> None:
