@@ -141,10 +141,10 @@ def check_rollout(settings: Settings) -> Outcome:
     from device_case import GROUP_SIZE, mini_batch, run_config
 
     from megatron_rlvr.config.tree import LossConfig
+    from megatron_rlvr.held_out import ProblemSets
     from megatron_rlvr.learner import Learner
     from megatron_rlvr.refresh import Refresher
     from megatron_rlvr.rollout import build_engine, roll_out, sampling_settings
-    from megatron_rlvr.held_out import ProblemSets
 
     config = run_config(settings.work, "rollout", updates=1, sft_updates=1)
     data = ProblemSets(config)
