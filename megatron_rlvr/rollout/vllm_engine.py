@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -216,6 +216,7 @@ def _start(model_path: Path, config: dict[str, Any], settings: VllmSettings, dev
     if on_cpu:
         _patch_expert_prepack()
         _patch_rank_count()
+        _patch_kernel_scan()
         _register_here(config)
     try:
         llm = LLM(
@@ -316,6 +317,17 @@ def _patch_rank_count() -> None:
         return (x >= values).sum(-1)
 
     sampler.batched_count_greater_than = count_not_less
+
+
+def _patch_kernel_scan() -> None:
+    """Let vLLM look for kernels where numba is loaded: a handle of its llvmlite answers to any name, `__dict__` too."""
+    from vllm.triton_utils import dispatcher
+
+    def namespace(value: object) -> Mapping[str, Any]:
+        found: Any = value.__dict__
+        return found if isinstance(found, Mapping) else {}
+
+    dispatcher.vars = namespace  # type: ignore[attr-defined]
 
 
 def _register_here(config: dict[str, Any]) -> None:

@@ -118,6 +118,7 @@ def test_workers_and_server_that_die_while_idle_are_replaced(pool: VerifierPool)
     workers[0].kill()
     assert ended([workers[0].pid])
     assert {v.outcome for v in pool.verify([("a", "a")] * 64)} == {"correct"}
+    server, *workers = processes()
     server.kill()
     assert ended([server.pid, *(w.pid for w in workers)])
     assert {v.outcome for v in pool.verify([("a", "a")] * 64)} == {"correct"}

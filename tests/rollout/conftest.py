@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import numba  # noqa: F401  engines start in processes that have quantised before, too
 import pytest
 import torch
 

@@ -22,7 +22,7 @@ def test_the_buffer_keeps_to_its_budget(tmp_path: Path) -> None:
     assert list(rows) == ["buffer", "choice", "sum tree"] and len(done.stdout.splitlines()) == 4
     assert {row["prefixes"] for row in rows.values()} == {rows["buffer"]["prefixes"]}
     buffer = rows["buffer"]
-    assert 8.0 <= buffer["bytes"] <= 10.0 < rows["choice"]["bytes"] < rows["sum tree"]["bytes"]
+    assert 0.1 < buffer["bytes"] < 1.0 < 10.0 < rows["choice"]["bytes"] < rows["sum tree"]["bytes"]
     assert buffer["insert_us"] < 1.0 and buffer["insert_us"] < rows["sum tree"]["insert_us"]
     assert buffer["draw_1_us"] < rows["choice"]["draw_1_us"] / 5  # CPU times of one process: no clock of a busy machine
 
