@@ -46,8 +46,8 @@ slurm-env:
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "SLURM for tests is not installed: that needs root and apt-get; without it tests/slurm is skipped"; \
 	else \
-	  (apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES) || (apt-get update -qq && \
-	    apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES))) >/dev/null 2>&1 \
+	  (timeout 180 apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES) || (timeout 180 apt-get update -qq && \
+	    timeout 180 apt-get install -qq -y --no-install-recommends $(SLURM_PACKAGES))) >/dev/null 2>&1 \
 	  || echo "SLURM for tests could not be installed (apt-get failed); without it tests/slurm is skipped"; \
 	fi
 
