@@ -29,6 +29,11 @@ def initialize(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> Non
             f"{config.world_size}: start that many or change actor.data_parallel"
         )
     join(timeout_minutes)
+    form_groups(config, seed, timeout_minutes)
+
+
+def form_groups(config: ActorConfig, seed: int, timeout_minutes: int = 30) -> None:
+    """Split the default process group as configured and seed megatron-core's generators; a collective."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,

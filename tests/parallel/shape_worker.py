@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_rlvr.actor import parallel, platform
@@ -26,16 +27,7 @@ from megatron_rlvr.hf import read_model_spec
 
 def shapes_on(rank: int, path: str, config: ActorConfig) -> dict[str, Any]:
     """What `rank` holds: its place, pipeline rank and, per model chunk, the shape of every parameter."""
-    dist.init_process_group("fake", rank=rank, world_size=config.world_size, store=FakeStore())
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=config.tensor_parallel,
-        pipeline_model_parallel_size=config.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=config.virtual_pipeline if config.virtual_pipeline > 1 else None,
-        expert_model_parallel_size=config.expert_parallel,
-        expert_tensor_parallel_size=config.expert_tensor,
-        create_gloo_process_groups=False,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    join_as(rank, config)
     _, chunks = build_chunks(read_model_spec(path), config)
     found = {
         "place": asdict(parallel.place()),
@@ -44,6 +36,19 @@ def shapes_on(rank: int, path: str, config: ActorConfig) -> dict[str, Any]:
     }
     parallel.shutdown()
     return found
+
+
+def join_as(rank: int, config: ActorConfig) -> None:
+    """Stand in for `rank` of the layout, in groups where nobody else is."""
+    dist.init_process_group("fake", rank=rank, world_size=config.world_size, store=FakeStore())
+    new_group = dist.new_group
+
+    def fake_group(*ranks: Any, backend: str | None = None, **options: Any) -> Any:
+        return new_group(*ranks, backend="fake", **options)  # megatron-core wants gloo groups beside the others
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", fake_group)
+        parallel.form_groups(config, seed=0)
 
 
 def build_on_meta_device() -> None:

@@ -24,21 +24,10 @@ from launch.submission import SubmissionFiles, job_states
 from megatron_rlvr.config.load import load_config
 from tests.e2e.commands import REPOSITORY, read_metrics
 from tests.slurm.mini import GPUS, MiniSlurm
-from tests.slurm.runs import LOST, PREEMPTED, UPDATES, make_inputs, make_profile, write_profile, write_run
+from tests.slurm.runs import LOST, PREEMPTED, UPDATES, make_profile, write_profile, write_run
 
 RANK = REPOSITORY / "tests/slurm/rank.py"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
-
-
-@pytest.fixture(scope="module")
-def root(cluster: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Model and data on the cluster; this process stands on its login node."""
-    path = tmp_path_factory.mktemp("jobs")
-    make_inputs(path)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("SLURM_CONF", "PATH"):
-            patch.setenv(name, cluster.environment[name])
-        yield path
 
 
 def _submit_trivial(

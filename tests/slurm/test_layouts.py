@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,12 @@ import pytest
 from launch.slurm import main as launch_slurm
 from megatron_rlvr.checkpoint.manifest import read_manifest
 from tests.e2e.commands import read_metrics, run_python
-from tests.slurm.mini import MiniSlurm
-from tests.slurm.runs import make_inputs, write_profile, write_run
+from tests.slurm.runs import write_profile, write_run
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 STAGES = {"tensor_parallel": 2, "pipeline_parallel": 2}
 ONE = {"tensor_parallel": 1}
 TWO = {"tensor_parallel": 2}
-
-
-@pytest.fixture(scope="module")
-def root(cluster: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("layouts")
-    make_inputs(path)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("SLURM_CONF", "PATH"):
-            patch.setenv(name, cluster.environment[name])
-        yield path
 
 
 def _job(root: Path, name: str, *more: str, layout: dict[str, int]) -> int:
